@@ -1,0 +1,28 @@
+"""What a request asks of the sampler; shared by the front ends, the link and the engine. No torch."""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling settings of one request, already validated and resolved by the front end.
+
+    `max_tokens` None means "to the end of the context". `temperature` 0 and `top_k` 1 are exact argmax; `top_k` 0
+    and `top_p` 1 are off. `stop_token_ids` end the answer like the model's own end ids do, also under `ignore_eos`.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1

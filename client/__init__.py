@@ -1,0 +1,1 @@
+"""gRPC client library for Limpet."""
