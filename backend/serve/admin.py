@@ -1,0 +1,63 @@
+"""limpet-serve's questions to the running server: is it ready, which models, drain. Over gRPC, through limpet_admin."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+
+from limpet.backend.serve.errors import ServeError
+
+ADMIN_MODEL = "limpet_admin"
+_TIMEOUT_S = 1.0  # ready means: answered within a second
+# A channel that found no server yet would wait longer and longer before it tries again, and share that with the next.
+_CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
+
+
+class AdminError(ServeError):
+    """The server did not answer, or refused; the message is its reason."""
+
+
+class Admin:
+    """One server, by its gRPC address; each call has a connection of its own."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def why_not_ready(self) -> str | None:
+        """None if ready, else the reason."""
+        try:
+            status = self._ask("status")
+        except AdminError as error:
+            return str(error)
+        return None if status.get("ready") else str(status.get("reason") or "the engine is not ready.")
+
+    def drain(self) -> int:
+        """Refuse new requests from now on; returns how many are still running."""
+        return int(self._ask("drain")["running"])
+
+    def models(self) -> list[str]:
+        """Names of the models that are loaded, limpet_admin left out."""
+        with self._client() as client:
+            index = client.get_model_repository_index(as_json=True, client_timeout=_TIMEOUT_S).get("models", [])
+        return [model["name"] for model in index if model.get("state") == "READY" and model["name"] != ADMIN_MODEL]
+
+    def _ask(self, op: str) -> dict[str, Any]:
+        request = triton.InferInput("request", [1], "BYTES")
+        request.set_data_from_numpy(np.array([json.dumps({"op": op})], dtype=np.object_))
+        with self._client() as client:
+            answer = client.infer(ADMIN_MODEL, [request], client_timeout=_TIMEOUT_S).as_numpy("response")
+        reply: dict[str, Any] = json.loads(answer[0])
+        return reply
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        client = triton.InferenceServerClient(self._target, channel_args=_CHANNEL)
+        try:
+            yield client
+        except triton.InferenceServerException as error:
+            raise AdminError(error.message()) from None
+        finally:
+            client.close()

@@ -1,0 +1,81 @@
+"""tritonserver and whatever it starts, as one tree that never outlives limpet-serve.
+
+tritonserver gets SIGKILL from the kernel when limpet-serve dies (PR_SET_PDEATHSIG); its stubs and the engine notice the
+end of tritonserver themselves. While limpet-serve lives it adopts what tritonserver leaves behind (it is a subreaper),
+so everything still alive is a child of its own: nobody else's process is ever signalled.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ProcessTree:
+    """The running server; `pidfd` becomes readable when tritonserver ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        # A session of its own: Ctrl-C in the terminal reaches limpet-serve alone, which drains first.
+        self._server = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+        )
+        self.pidfd = os.pidfd_open(self._server.pid)
+
+    def exit_code(self) -> int | None:
+        """tritonserver's exit code (negative: the signal that killed it), None while it runs."""
+        return self._server.poll()
+
+    def reap_orphans(self) -> None:
+        """Collect adopted processes that ended while tritonserver runs on."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != self._server.pid:
+            os.waitpid(ended.si_pid, 0)
+
+    def terminate(self, grace_s: float) -> bool:
+        """SIGTERM to tritonserver, SIGKILL after `grace_s`; returns whether it ended by itself."""
+        self._server.terminate()
+        try:
+            self._server.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def end(self, grace_s: float) -> list[str]:
+        """SIGKILL to tritonserver, `grace_s` for what it started, then SIGKILL for the rest; returns their names."""
+        self._server.kill()
+        self._server.wait()
+        deadline = time.monotonic() + grace_s
+        killed = []
+        # An ended parent hands its children to us, so look again until there are none.
+        while orphans := psutil.Process().children(recursive=True):
+            patience = deadline - time.monotonic()
+            if patience <= 0:
+                killed += [_kill(process) for process in orphans]
+            psutil.wait_procs(orphans, timeout=max(0.1, patience))
+        os.close(self.pidfd)
+        return killed
+
+
+def _kill(process: psutil.Process) -> str:
+    name = "?"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        name = process.name()
+        process.kill()
+    return name

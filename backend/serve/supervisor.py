@@ -1,0 +1,114 @@
+"""The life of one server: start, ready, watch, drain, stop, clean up."""
+
+import selectors
+import sys
+import time
+
+from limpet.backend.serve.admin import Admin, AdminError
+from limpet.backend.serve.errors import ServeError
+from limpet.backend.serve.installation import find_installation
+from limpet.backend.serve.options import Options
+from limpet.backend.serve.preflight import check
+from limpet.backend.serve.process_tree import ProcessTree
+from limpet.backend.serve.runtime_folder import RuntimeFolder
+from limpet.backend.serve.stop_signals import StopSignals
+from limpet.backend.serve.summary import summary
+
+_PROBE_EVERY_S = 0.25
+_TERM_GRACE_S = 10.0  # an idle tritonserver needs 2 s; an open client stream would hold it for ever
+_ORPHAN_GRACE_S = 8.0  # stubs notice the end of tritonserver within 5 s
+
+
+def serve(options: Options) -> int:
+    """Run a server until it is told to stop; returns 0, raises ServeError with the cause if it fails."""
+    check(options)
+    with StopSignals() as signals:
+        folder = RuntimeFolder()
+        try:
+            return _run(options, folder, signals)
+        finally:
+            folder.remove()
+
+
+def _run(options: Options, folder: RuntimeFolder, signals: StopSignals) -> int:
+    installation = find_installation(folder.path)
+    environment = {**installation.environment, "LIMPET_RUNTIME_DIR": str(folder.path)}
+    flags = [
+        "--disable-auto-complete-config",
+        f"--backend-config=python,shm-region-prefix-name={folder.shm_prefix}",
+        f"--exit-timeout-secs={_TERM_GRACE_S:.0f}",
+        *options.tritonserver_flags(),
+    ]
+    tree = ProcessTree(installation.command(flags), environment)
+    try:
+        Supervisor(tree, Admin(options.grpc.target), folder, signals).run(options)
+    finally:
+        for name in tree.end(_ORPHAN_GRACE_S):
+            _say(f"{name} did not end by itself and was killed.")
+    return 0
+
+
+class Supervisor:
+    """Watches a started server; every wait ends early for a signal, a death or a deadline."""
+
+    def __init__(self, tree: ProcessTree, admin: Admin, folder: RuntimeFolder, signals: StopSignals) -> None:
+        self._tree = tree
+        self._admin = admin
+        self._folder = folder
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(tree.pidfd, selectors.EVENT_READ)
+        self._selector.register(signals.fd, selectors.EVENT_READ)
+
+    def run(self, options: Options) -> None:
+        """Until a clean stop; raises ServeError if the server fails first."""
+        started = time.monotonic()
+        if self._wait_ready(options.ready_deadline_s):
+            print(summary(options, self._admin.models(), time.monotonic() - started), flush=True)
+            while not self._pause(_PROBE_EVERY_S):
+                pass
+            self._drain(options.drain_deadline_s)
+        if not self._tree.terminate(_TERM_GRACE_S):
+            _say(f"tritonserver did not end within {_TERM_GRACE_S:.0f} s, a client's stream was open: killed.")
+
+    def _wait_ready(self, deadline_s: float) -> bool:
+        """False if a signal came first; raises ServeError past the deadline."""
+        deadline = time.monotonic() + deadline_s
+        while (reason := self._admin.why_not_ready()) is not None:
+            if time.monotonic() > deadline:
+                raise ServeError(f"The server was not ready within {deadline_s:g} s: {reason}")
+            if self._pause(_PROBE_EVERY_S):
+                return False
+        return True
+
+    def _drain(self, deadline_s: float) -> None:
+        """Let running requests finish, new ones are refused; a second signal or the deadline cuts this short."""
+        seen = self._signals.received
+        deadline = time.monotonic() + deadline_s
+        try:
+            running = self._admin.drain()
+            _say(f"stopping; {running} running requests have {deadline_s:g} s to finish (again to stop at once).")
+            while running and time.monotonic() < deadline and self._signals.received == seen:
+                self._pause(_PROBE_EVERY_S)
+                running = self._admin.drain()
+        except AdminError as error:
+            _say(f"stopping without waiting for running requests: {error}")
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait for the next event; True once a stop was asked for, ServeError with the cause if a process died."""
+        self._selector.select(seconds)
+        self._signals.clear()
+        self._tree.reap_orphans()
+        if (code := self._tree.exit_code()) is not None:
+            raise ServeError(f"tritonserver {_how_it_ended(code)}; its own messages above say more.")
+        if (cause := self._folder.front_end_death()) is not None:
+            raise ServeError(f"{cause} Its clients would wait for ever, so the server ends.")
+        return self._signals.received > 0
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _say(sentence: str) -> None:
+    print(f"limpet-serve: {sentence}", file=sys.stderr, flush=True)
