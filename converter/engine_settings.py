@@ -1,0 +1,40 @@
+"""The engine's settings as command line flags and as `parameters` of config.pbtxt, one description for both."""
+
+import json
+
+import msgspec
+
+from limpet.backend.config import EngineConfig
+
+DESCRIPTIONS = {
+    "session_len": "tokens of one context, prompt and answer; empty: the model's own limit",
+    "max_batch_size": "requests computed together (Triton's own max_batch_size is another thing)",
+    "cache_max_entry_count": "GPU: share of the memory left after weights that the cache takes, between 0 and 1",
+    "cache_bytes": "CPU: bytes of the cache; empty: a quarter of the free memory",
+    "cache_block_seq_len": "tokens of one cache block: 16, 32, 64 or 128",
+    "max_prefill_token_num": "prompt tokens computed in one step",
+    "max_waiting": "requests that may wait; past it UNAVAILABLE",
+    "tp": "GPUs that share the model (tensor parallel)",
+    "enable_prefix_caching": "reuse the cache of equal beginnings: true or false",
+    "dtype": "type to compute in: auto (float32 on the CPU, else as on disk), float32, bfloat16, float16",
+    "device": "auto, cpu or cuda",
+    "session_idle_timeout_s": "seconds after which an idle session ends",
+    "default_exclude_input": "false: answers begin with the prompt unless the request says otherwise, as in vLLM",
+    "admin_key": "key that limpet_admin asks for; empty: none",
+    "log_prompts": "write prompts to the log: true or false",
+}
+
+
+def render_parameters(config: EngineConfig) -> str:
+    """The `parameters` blocks of config.pbtxt, one per setting, each under a comment."""
+    values: dict[str, object] = msgspec.structs.asdict(config)
+    return "\n".join(
+        f'# {DESCRIPTIONS[name]}\nparameters {{ key: "{name}" value {{ string_value: {json.dumps(_text(value))} }} }}'
+        for name, value in values.items()
+    )
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

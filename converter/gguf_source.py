@@ -1,0 +1,119 @@
+"""Opening a GGUF file as a source: architecture numbers from its metadata."""
+
+from pathlib import Path
+
+import numpy as np
+
+from limpet.backend.checkpoint import ModelConfig, RopeScaling
+from limpet.converter.errors import ConversionError
+from limpet.converter.gguf_file import GGUFFile
+from limpet.converter.gguf_tokenizer import read_gguf_tokenizer
+from limpet.converter.layouts import GGUF_HALF_SPLIT, GGUF_INTERLEAVED
+from limpet.converter.source import Source
+
+# llama.cpp stores q and k rows interleaved for the architectures whose rotary embedding it applies to pairs (2i, 2i+1).
+_LAYOUTS = {
+    "llama": GGUF_INTERLEAVED,
+    "internlm2": GGUF_INTERLEAVED,
+    "qwen2": GGUF_HALF_SPLIT,
+    "qwen3": GGUF_HALF_SPLIT,
+}
+
+
+def open_gguf(path: Path) -> Source:
+    """Read a GGUF file's header; raises ConversionError for what Limpet cannot serve."""
+    file = GGUFFile(path)
+    architecture = file.require("general.architecture")
+    if architecture not in _LAYOUTS:
+        raise ConversionError(
+            f"GGUF architecture {architecture!r} is not supported; known are {', '.join(sorted(_LAYOUTS))}."
+        )
+    if int(file.metadata.get("split.count", 1)) > 1:
+        raise ConversionError(
+            f"{path.name} is one of {file.metadata['split.count']} parts: join them with `llama-gguf-split --merge`."
+        )
+    tokenizer = read_gguf_tokenizer(file.metadata)
+    config = _GGUFConfig(file, architecture).model_config(tokenizer.eos_token_ids)
+    kind = f"GGUF file, {file.quantisations()[0]}"
+    return Source(kind, path.stem, config, _LAYOUTS[architecture], file, tokenizer)
+
+
+class _GGUFConfig:
+    """Architecture numbers under the keys `ARCHITECTURE.*`."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self._file = file
+        self._architecture = architecture
+
+    def model_config(self, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        self._refuse_unsupported()
+        tensors = self._file.tensors
+        return ModelConfig(
+            architecture="llama",
+            source_architecture=self._architecture,
+            hidden_size=self._int("embedding_length"),
+            num_layers=self._int("block_count"),
+            num_heads=self._int("attention.head_count"),
+            num_kv_heads=self._int("attention.head_count_kv", self._int("attention.head_count")),
+            head_dim=self._head_dim(),
+            intermediate_size=self._int("feed_forward_length"),
+            vocab_size=self._vocab_size(),
+            max_position_embeddings=self._int("context_length"),
+            rms_norm_eps=self._float("attention.layer_norm_rms_epsilon", 1e-5),
+            rope_theta=self._float("rope.freq_base", 10000.0),
+            rope_scaling=self._rope_scaling(),
+            tie_word_embeddings="output.weight" not in tensors,
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            o_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in tensors,
+            sliding_window=self._int("attention.sliding_window", 0) or None,
+            bos_token_id=self._file.metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_ids=eos_token_ids,
+        )
+
+    def _int(self, key: str, default: int | None = None) -> int:
+        full = f"{self._architecture}.{key}"
+        value = self._file.require(full) if default is None else self._file.metadata.get(full, default)
+        if not isinstance(value, int):
+            raise ConversionError(f"The GGUF file's {full} is {value!r}; one integer for all layers is supported.")
+        return value
+
+    def _float(self, key: str, default: float) -> float:
+        # Stored as float32: the shortest decimal that rounds to it is what the model's authors wrote.
+        value = self._file.metadata.get(f"{self._architecture}.{key}", default)
+        return float(str(np.float32(value)))
+
+    def _head_dim(self) -> int:
+        return self._int("attention.key_length", self._int("embedding_length") // self._int("attention.head_count"))
+
+    def _vocab_size(self) -> int:
+        if "token_embd.weight" not in self._file.tensors:
+            raise ConversionError("The GGUF file lacks the tensor token_embd.weight.")
+        return self._file.tensors["token_embd.weight"].shape[0]
+
+    def _refuse_unsupported(self) -> None:
+        if self._int("expert_count", 0) > 0:
+            raise ConversionError(
+                "The GGUF file is a mixture of experts, which is not supported for this architecture."
+            )
+        head_dim = self._head_dim()
+        for key in ("rope.dimension_count", "attention.value_length"):
+            if self._int(key, head_dim) != head_dim:
+                raise ConversionError(f"The GGUF file's {key} differs from the head size {head_dim}: not supported.")
+
+    def _rope_scaling(self) -> RopeScaling | None:
+        kind = self._file.metadata.get(f"{self._architecture}.rope.scaling.type", "none")
+        if "rope_freqs.weight" in self._file.tensors:
+            return self._llama3_scaling()
+        if kind == "none":
+            return None
+        if kind not in ("linear", "yarn"):
+            raise ConversionError(f"The GGUF file's rope scaling {kind!r} is not supported; known are linear, yarn.")
+        original = self._int("rope.scaling.original_context_length", self._int("context_length"))
+        factor = self._float("rope.scaling.factor", 1.0)
+        return RopeScaling(rope_type=kind, factor=factor, original_max_position_embeddings=original)
+
+    def _llama3_scaling(self) -> RopeScaling:
+        """Llama 3's scaling, which GGUF keeps as its result only: one divisor per frequency."""
+        raise ConversionError("The GGUF file has rope_freqs.weight (Llama 3's rope scaling): not supported yet.")

@@ -1,0 +1,66 @@
+"""What the user sees of a conversion: a progress bar, warnings and the summary with the commands to go on with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from limpet.backend.checkpoint import Manifest
+from limpet.converter.convert import Plan
+from limpet.converter.weights import Progress as Advance
+from limpet.converter.workspace import repository_of
+
+PORT = 33337
+
+
+@contextmanager
+def progress_bar(console: Console, plan: Plan) -> Iterator[Advance]:
+    """A bar over the bytes of the weights; yields the function to call with the bytes written."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(f"Converting {escape(plan.name)}", total=plan.weight_bytes)
+        yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+def print_warnings(console: Console, plan: Plan) -> None:
+    for warning in plan.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The facts of the model, one a line."""
+    table = Table.grid(padding=(0, 2))
+    for label, value in _facts(plan):
+        table.add_row(label, escape(value))
+    console.print(table)
+
+
+def print_next_steps(console: Console, plan: Plan, manifest: Manifest) -> None:
+    """Where the model lies and the exact commands to serve it and to chat."""
+    total = sum(entry.num_bytes for entry in manifest.files.values())
+    lines = (
+        f"\nConverted to {plan.target} ({total / 1e6:,.0f} MB). Serve it, then chat from another terminal:",
+        f"    limpet-serve --model-repository={repository_of(plan.workspace)} --grpc-port={PORT}",
+        f"    limpet-chat 127.0.0.1:{PORT}",
+        "or chat at once, with a private server for as long as you chat:",
+        f"    limpet-chat {plan.workspace}",
+    )
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    config = plan.config
+    template = "none: raw mode"
+    if plan.source.tokenizer.chat_template is not None:
+        template = "found" + (", append-only" if plan.tokenizer_config.append_only_template else ", rewrites history")
+    return [
+        ("Source", plan.source.kind),
+        ("Model", f"{plan.name}, {plan.num_parameters / 1e6:,.1f} M parameters, {config.num_layers} layers"),
+        ("Weights", f"{config.dtype}, {plan.weight_bytes / 1e6:,.0f} MB in {len(plan.shards)} file(s)"),
+        ("Context", f"{plan.engine.session_len or config.max_position_embeddings:,} tokens"),
+        ("Vocabulary", f"{config.vocab_size:,} entries, end ids {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
+        ("Template", template),
+    ]

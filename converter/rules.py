@@ -1,0 +1,118 @@
+"""Declarative rules from source tensors to target weights, and their strict check before a byte is written.
+
+A layout is a list of rules. Each rule makes one target out of parts: read every part, reorder its rows where
+the source stores them differently, concatenate. `{i}` in a name stands for the layer. A rule of which the model's
+configuration has no target (a bias, an untied head) is idle.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from limpet.backend.checkpoint import ModelConfig
+from limpet.converter.errors import ConversionError
+from limpet.converter.targets import Shape, target_shapes
+
+RowCount = Callable[[ModelConfig], int]
+Reorder = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of the source as its header describes it."""
+
+    shape: Shape
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a target: `rows` says how many (None: all of them), `reorder` undoes the source's own order."""
+
+    source: str
+    rows: RowCount | None = None
+    reorder: Reorder | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    target: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one kind of source names and orders its tensors; `ignored` are patterns of tensors without weights."""
+
+    rules: tuple[Rule, ...]
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One target weight to write, with the source tensors it is made of."""
+
+    target: str
+    shape: Shape
+    parts: tuple[Part, ...]
+
+
+def rename(target: str, source: str, reorder: Reorder | None = None) -> Rule:
+    return Rule(target, (Part(source, reorder=reorder),))
+
+
+def fuse(target: str, *parts: Part) -> Rule:
+    return Rule(target, parts)
+
+
+def plan_steps(layout: Layout, config: ModelConfig, available: Mapping[str, TensorInfo]) -> list[Step]:
+    """Every target weight with its sources, in writing order.
+
+    Raises ConversionError when a tensor is missing, left over or has a shape the configuration does not imply.
+    """
+    shapes = target_shapes(config)
+    rules = _expand(layout, config.num_layers)
+    steps = [Step(target, shape, rules[target].parts) for target, shape in shapes.items()]
+    needed = {part.source for step in steps for part in step.parts}
+    missing = [name for name in dict.fromkeys(p.source for s in steps for p in s.parts) if name not in available]
+    unused = [n for n in available if n not in needed and not any(re.fullmatch(p, n) for p in layout.ignored)]
+    _require_complete(missing, unused, config)
+    for step in steps:
+        _require_shapes(step, config, available)
+    return steps
+
+
+def _expand(layout: Layout, num_layers: int) -> dict[str, Rule]:
+    rules: dict[str, Rule] = {}
+    for rule in layout.rules:
+        for layer in range(num_layers) if "{i}" in rule.target else (0,):
+            parts = (Part(p.source.format(i=layer), p.rows, p.reorder) for p in rule.parts)
+            rules[rule.target.format(i=layer)] = Rule(rule.target.format(i=layer), tuple(parts))
+    return rules
+
+
+def _require_complete(missing: list[str], unused: list[str], config: ModelConfig) -> None:
+    faults = []
+    if missing:
+        faults.append(f"lacks {_listing(missing)}")
+    if unused:
+        faults.append(f"has {_listing(unused)}, which a {config.source_architecture} of this configuration lacks")
+    if faults:
+        raise ConversionError(f"The checkpoint {' and '.join(faults)}.")
+
+
+def _listing(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"the tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{rest}"
+
+
+def _require_shapes(step: Step, config: ModelConfig, available: Mapping[str, TensorInfo]) -> None:
+    for part in step.parts:
+        rows = step.shape[0] if part.rows is None else part.rows(config)
+        expected, found = (rows, *step.shape[1:]), available[part.source].shape
+        if found != expected:
+            raise ConversionError(
+                f"Tensor {part.source} has shape {list(found)}, the configuration implies {list(expected)}."
+            )
