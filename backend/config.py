@@ -20,7 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_max_entry_count: Annotated[float, Meta(gt=0, lt=1)] = 0.8  # CUDA: share of the memory left at start
     cache_bytes: Annotated[int, Meta(ge=1)] | None = None  # CPU: None is a quarter of the free memory
     cache_block_seq_len: Literal[16, 32, 64, 128] = 64  # tokens of one cache block
-    max_prefill_token_num: Annotated[int, Meta(ge=16)] = 8192  # prompt tokens of one step
+    max_prefill_token_num: Annotated[int, Meta(ge=16)] | None = None  # prompt tokens of one step; CUDA 8192, CPU 512
     max_waiting: Annotated[int, Meta(ge=1)] = 1024  # queued requests; past it UNAVAILABLE
     tp: Annotated[int, Meta(ge=1)] = 1
     enable_prefix_caching: bool = True

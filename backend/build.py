@@ -1,0 +1,132 @@
+"""From a converted model and its settings to an engine: device, dtype, weights, cache size, the longest context."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from limpet.backend.block_pool import BlockPool
+from limpet.backend.cache_manager import CacheManager
+from limpet.backend.checkpoint import CheckpointDir, ModelConfig
+from limpet.backend.config import ConfigError, EngineConfig
+from limpet.backend.engine import Engine
+from limpet.backend.models.registry import build_model
+from limpet.backend.runner import Runner
+from limpet.backend.scheduler import Scheduler
+from limpet.backend.weights import load_weights
+
+CPU_PREFILL_TOKENS = 512  # a step's prompt tokens: more would hold up running answers for seconds
+CUDA_PREFILL_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class EngineSummary:
+    """What was derived at start, for the log and op `status`."""
+
+    device: str
+    dtype: str
+    weight_bytes: int
+    cache_bytes: int
+    num_blocks: int
+    block_size: int
+    max_batch_size: int
+    max_prefill_token_num: int
+    session_len: int
+
+    def lines(self) -> list[str]:
+        gib = 1 << 30
+        return [
+            f"device {self.device}, dtype {self.dtype}, weights {self.weight_bytes / gib:.2f} GiB",
+            f"cache {self.cache_bytes / gib:.2f} GiB: {self.num_blocks} blocks of {self.block_size} tokens",
+            f"longest session {self.session_len} tokens, {self.max_batch_size} slots, "
+            f"{self.max_prefill_token_num} prompt tokens a step",
+        ]
+
+
+def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineSummary]:
+    """Load a converted model; raises ConfigError or CheckpointError with one sentence."""
+    checkpoint = CheckpointDir(model_dir)
+    model_config = checkpoint.model_config()
+    device = _device(config)
+    dtype = _dtype(config, model_config, device)
+    wanted_len = _wanted_session_len(config, model_config)
+    model = build_model(model_config, wanted_len, device, dtype)
+    weight_bytes = load_weights(model, checkpoint)
+    block_bytes = _block_bytes(model_config, config.cache_block_seq_len, dtype)
+    num_blocks = min(_cache_bytes(config, device) // block_bytes, _useful_blocks(config, wanted_len))
+    session_len = min(wanted_len, num_blocks * config.cache_block_seq_len)
+    if session_len < 2:
+        raise ConfigError(f"The cache holds no block: one takes {block_bytes} bytes; raise cache_bytes.")
+    default_prefill = CPU_PREFILL_TOKENS if device.type == "cpu" else CUDA_PREFILL_TOKENS
+    prefill_tokens = config.max_prefill_token_num or default_prefill
+    runner = Runner(
+        model,
+        model_config,
+        num_blocks=num_blocks,
+        block_size=config.cache_block_seq_len,
+        num_rows=config.max_batch_size,
+        session_len=session_len,
+        device=device,
+        dtype=dtype,
+    )
+    cache = CacheManager(
+        BlockPool(num_blocks, config.cache_block_seq_len), enable_prefix_caching=config.enable_prefix_caching
+    )
+    scheduler = Scheduler(
+        cache, max_rows=config.max_batch_size, max_prefill_tokens=prefill_tokens, max_waiting=config.max_waiting
+    )
+    summary = EngineSummary(
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=weight_bytes,
+        cache_bytes=num_blocks * block_bytes,
+        num_blocks=num_blocks,
+        block_size=config.cache_block_seq_len,
+        max_batch_size=config.max_batch_size,
+        max_prefill_token_num=prefill_tokens,
+        session_len=session_len,
+    )
+    return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=model_config.vocab_size), summary
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.tp != 1:
+        raise ConfigError(f"tp is {config.tp}: this release runs on one device; allowed is 1.")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA GPU: use cpu or auto.")
+    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _wanted_session_len(config: EngineConfig, model: ModelConfig) -> int:
+    limit = model.max_position_embeddings
+    if model.sliding_window is not None:  # attention is full here: a longer context would be silently wrong
+        limit = min(limit, model.sliding_window)
+    if config.session_len is not None and config.session_len > limit:
+        raise ConfigError(f"session_len is {config.session_len}, the model's limit is {limit}: give at most that.")
+    return config.session_len or limit
+
+
+def _block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def _cache_bytes(config: EngineConfig, device: torch.device) -> int:
+    if device.type == "cpu":
+        return config.cache_bytes or psutil.virtual_memory().available // 4
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * config.cache_max_entry_count)
+
+
+def _useful_blocks(config: EngineConfig, session_len: int) -> int:
+    """Every slot at full length, and as much again for idle sessions and prefixes."""
+    return 2 * config.max_batch_size * -(-session_len // config.cache_block_seq_len)

@@ -1,0 +1,135 @@
+"""The nouns that scheduler, sessions, engine and runner share. No torch.
+
+A Sequence is one request while it is in the engine: front end or `LocalEngine` fill the first group of its fields, the
+scheduler all others. A StepPlan is the whole contract from scheduler to runner: numbers only, so that it can be sent to
+other ranks.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from limpet.backend.link.messages import ErrorCode, FinishReason
+from limpet.backend.prefix_hash import chain_root
+from limpet.backend.sampling_params import SamplingParams
+
+SequenceKey: TypeAlias = Hashable
+
+
+class RequestError(Exception):
+    """A request cannot be served; `code` is the contract's error code, the message one sentence for the caller."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+SoftReference: TypeAlias = tuple[int, bytes]  # (block, content)
+
+
+@dataclass
+class CachedPrefix:
+    """Keys and values of a token list's start that may still be in the pool: softly referenced, in block order."""
+
+    references: list[SoftReference] = field(default_factory=list)
+    num_tokens: int = 0  # positions that the references cover
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request in the engine."""
+
+    key: SequenceKey
+    tokens: list[int]  # prompt, then confirmed generated ids
+    params: SamplingParams
+    max_tokens: int  # clamped to what the context has left
+    limit_reason: FinishReason = "length"  # why max_tokens ends it
+    priority: int = 0  # smaller is served first
+    deadline: float | None = None  # time.monotonic()
+    cache_salt: str = ""
+    stop_ids: frozenset[int] = frozenset()
+    cached_prefix: CachedPrefix = field(default_factory=CachedPrefix)  # of a session or of a preemption
+
+    arrival: int = 0  # rank in the order of arrival
+    num_prompt: int = 0
+    row: int | None = None  # slot while running
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0  # positions whose keys and values are in the blocks, the step in flight included
+    num_pending: int = 0  # ids being sampled in flight, not in `tokens` yet
+    block_hashes: list[bytes] = field(default_factory=list)  # of the first full blocks of `tokens`
+    num_named: int = 0  # leading blocks whose content is set
+    num_cached: int | None = None  # tokens that cost nothing when it first ran
+    num_preemptions: int = 0
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.tokens)
+        self.chain_root = chain_root(self.cache_salt)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def length(self) -> int:
+        """All tokens, those in flight included."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.length - self.num_computed
+
+    @property
+    def all_tokens_in_flight(self) -> bool:
+        return self.num_generated + self.num_pending >= self.max_tokens
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        return self.priority, self.arrival
+
+
+class RowStart(msgspec.Struct, array_like=True):
+    """A row changes its owner: sampling settings and the blocks it starts with."""
+
+    row: int
+    params: SamplingParams
+    blocks: list[int]
+
+
+class RowWork(msgspec.Struct, array_like=True):
+    """What one row computes in a step: positions start … start + num_tokens - 1."""
+
+    row: int
+    start: int
+    num_tokens: int
+    ids: list[int] | None  # None: one token, the id that this row sampled last (it may not have reached the host yet)
+    new_blocks: list[int]  # appended to the row's block table
+    samples: bool  # the last position's logits are sampled
+
+
+class StepPlan(msgspec.Struct, array_like=True):
+    """One step, in this order: copy blocks, start rows, append blocks, run `work` (decodes first), sample."""
+
+    copies: list[tuple[int, int]]  # (source block, destination block): copy on write
+    starts: list[RowStart]
+    work: list[RowWork]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.work)
+
+
+@dataclass
+class SequenceOutput:
+    """What a step gave one sequence."""
+
+    sequence: Sequence
+    ids: list[int]
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+
+    @property
+    def ends(self) -> bool:
+        return self.finish_reason is not None or self.error is not None

@@ -1,0 +1,18 @@
+"""Root-mean-square norm."""
+
+import torch
+from torch import Tensor, nn
+
+from limpet.kernels.reference import rms_norm
+
+
+class RMSNorm(nn.Module):
+    """Norm over the last dimension; with `residual` the input is first added to it in place."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, residual)

@@ -1,0 +1,88 @@
+"""The Llama architecture and its kin (Mistral, Qwen2, Qwen3, InternLM2 after conversion)."""
+
+import torch
+from torch import Tensor, nn
+
+from limpet.backend.attention_metadata import AttentionMetadata
+from limpet.backend.checkpoint import ModelConfig
+from limpet.backend.layers.attention import PagedAttention
+from limpet.backend.layers.embedding import Embedding
+from limpet.backend.layers.linear import Linear
+from limpet.backend.layers.norm import RMSNorm
+from limpet.backend.layers.rotary import Rotary, rotate
+from limpet.kernels.reference import silu_and_mul
+
+LayerCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, block_size, num_kv_heads, head_dim]
+Angles = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, head_dim / 2]
+
+
+class DecoderLayer(nn.Module):
+    """Grouped-query attention and a gated MLP, each behind a norm; parameter names are the checkpoint's."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        num_rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.input_norm = RMSNorm(hidden, eps)
+        self.qkv_proj = Linear(hidden, num_rows, bias=config.qkv_bias)
+        self.q_norm = RMSNorm(self.head_dim, eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps) if config.qk_norm else None
+        self.paged_attention = PagedAttention(self.head_dim**-0.5)
+        self.o_proj = Linear(self.num_heads * self.head_dim, hidden, bias=config.o_bias)
+        self.post_attention_norm = RMSNorm(hidden, eps)
+        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+
+    def forward(
+        self, x: Tensor, residual: Tensor, angles: Angles, cache: LayerCache, step: AttentionMetadata
+    ) -> Tensor:
+        """x [num_tokens, hidden] is added to `residual` in place; returns what the next norm adds to it."""
+        x = self._attention(self.input_norm(x, residual), angles, cache, step)
+        return self._mlp(self.post_attention_norm(x, residual))
+
+    def _attention(self, x: Tensor, angles: Angles, cache: LayerCache, step: AttentionMetadata) -> Tensor:
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, q + k + v heads, head_dim]
+        num_rotated = self.num_heads + self.num_kv_heads
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(heads[:, : self.num_heads])
+            k = self.k_norm(heads[:, self.num_heads : num_rotated])
+            heads = torch.cat((q, k, heads[:, num_rotated:]), dim=1)
+        rotate(heads[:, :num_rotated], angles)
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        out = self.paged_attention(q, k, v, cache, step)  # [num_tokens, num_heads, head_dim]
+        y: Tensor = self.o_proj(out.reshape(x.shape[0], -1))
+        return y
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return y
+
+
+class LlamaForCausalLM(nn.Module):
+    """Decoder-only transformer; positions below `session_len`."""
+
+    def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.rotary = Rotary(config, session_len, device)
+
+    def forward(self, ids: Tensor, positions: Tensor, caches: list[LayerCache], step: AttentionMetadata) -> Tensor:
+        """ids and positions [num_tokens] -> hidden states [num_tokens, hidden]."""
+        angles = self.rotary.at(positions)
+        x = self.embed_tokens(ids)
+        residual = torch.zeros_like(x)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, residual, angles, cache, step)
+        hidden: Tensor = self.norm(x, residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [num_rows, hidden] -> float32 logits [num_rows, vocab]."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits.float()

@@ -1,0 +1,27 @@
+"""Which class computes which architecture."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from limpet.backend.checkpoint import ModelConfig
+from limpet.backend.models.llama import LlamaForCausalLM
+
+MODELS = {"llama": LlamaForCausalLM}
+
+
+def build_model(config: ModelConfig, session_len: int, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
+    """The model with uninitialised weights of `dtype` on `device`."""
+    with device, _default_dtype(dtype):
+        return MODELS[config.architecture](config, session_len, device)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

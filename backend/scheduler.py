@@ -1,0 +1,213 @@
+"""Who computes what in the next step: slots, decode first, chunked prefill, preemption by recompute. No torch.
+
+The scheduler runs one step ahead of what it knows: `schedule` plans a step while the ids of the one before are still
+being sampled, so a sequence's length is known but maybe not its last id. A sequence that turns out to have ended is
+dropped in `update`; what the step in flight computed for it is thrown away.
+
+A sequence gets blocks for all its known tokens when it is admitted, so chunks of a prefill never wait for memory. Decodes
+grow block by block; when none is left the most junior running sequence is preempted: its blocks are released softly and
+it waits at its old place. Admission leaves one free block for each running sequence, so that a resumed sequence gains
+at least a block of tokens before it can be preempted again.
+"""
+
+import bisect
+import heapq
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from limpet.backend.cache_manager import CacheManager
+from limpet.backend.core import RequestError, RowStart, RowWork, Sequence, SequenceOutput, StepPlan
+
+
+@dataclass
+class ScheduledStep:
+    """A plan and the sequence behind each of its work items."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+
+    def put_decodes_first(self) -> None:
+        order = sorted(range(len(self.sequences)), key=lambda index: self.plan.work[index].num_tokens > 1)
+        self.sequences = [self.sequences[index] for index in order]
+        self.plan.work = [self.plan.work[index] for index in order]
+
+    def sampled(self) -> list[Sequence]:
+        """The sequences that get an id, in the order of the sampled ids."""
+        return [seq for seq, work in zip(self.sequences, self.plan.work, strict=True) if work.samples]
+
+
+class Scheduler:
+    """Slots, waiting line and cache blocks of one engine.
+
+    `max_rows` slots; at most `max_prefill_tokens` prompt tokens a step; at most `max_waiting` sequences wait.
+    """
+
+    def __init__(self, cache: CacheManager, *, max_rows: int, max_prefill_tokens: int, max_waiting: int) -> None:
+        self.cache = cache
+        self.max_rows = max_rows
+        self._max_prefill_tokens = max_prefill_tokens
+        self._max_waiting = max_waiting
+        self._free_rows = list(range(max_rows))  # heap
+        self.running: list[Sequence] = []  # by seniority
+        self.waiting: list[Sequence] = []  # by seniority
+        self._num_arrived = 0
+        self.num_preemptions = 0
+
+    # ---- requests come and go
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; raises RequestError UNAVAILABLE when the queue is full."""
+        if len(self.waiting) >= self._max_waiting:
+            raise RequestError(
+                "UNAVAILABLE", f"The queue is full ({self._max_waiting} requests wait): try again in a few seconds."
+            )
+        self._num_arrived += 1
+        sequence.arrival = self._num_arrived
+        bisect.insort(self.waiting, sequence, key=_seniority)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is; its blocks stay with it for `CacheManager.detach` or `discard`."""
+        sequence.finished = True
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._free_row(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def expired(self) -> list[Sequence]:
+        """Sequences whose deadline has passed."""
+        now = time.monotonic()
+        everybody = (*self.running, *self.waiting)
+        return [sequence for sequence in everybody if sequence.deadline is not None and sequence.deadline < now]
+
+    # ---- one step
+
+    def schedule(self) -> ScheduledStep | None:
+        """Plan the next step, or None if nothing can be computed now."""
+        step = ScheduledStep(StepPlan([], [], []), [])
+        self._schedule_decodes(step)
+        budget = self._schedule_prefills(step, self._max_prefill_tokens)
+        self._admit(step, budget)
+        step.put_decodes_first()
+        return step if step.plan.work else None
+
+    def update(self, step: ScheduledStep, ids: list[int]) -> list[SequenceOutput]:
+        """Take the sampled ids of an earlier step; ends sequences that are complete.
+
+        A finished sequence has left its row; its blocks are still with it.
+        """
+        outputs = []
+        for sequence, token in zip(step.sampled(), ids, strict=True):
+            sequence.num_pending -= 1
+            if sequence.finished:
+                continue
+            output = self._take_id(sequence, token)
+            if output.ends:
+                self.remove(sequence)
+            outputs.append(output)
+        return outputs
+
+    def _take_id(self, sequence: Sequence, token: int) -> SequenceOutput:
+        if token < 0:
+            error = RequestError("INTERNAL", "The model's logits are not finite: its weights or dtype are at fault.")
+            return SequenceOutput(sequence, [], error=error)
+        sequence.tokens.append(token)
+        self.cache.name_full_blocks(sequence)
+        if token in sequence.stop_ids:
+            return SequenceOutput(sequence, [token], "stop")
+        if sequence.num_generated >= sequence.max_tokens:
+            return SequenceOutput(sequence, [token], sequence.limit_reason)
+        return SequenceOutput(sequence, [token])
+
+    def _schedule_decodes(self, step: ScheduledStep) -> None:
+        for sequence in self._in_seniority_order():
+            if sequence.num_uncomputed != 1 or sequence.all_tokens_in_flight:
+                continue
+            new_blocks = self._grow(sequence)
+            if new_blocks is not None:
+                self._compute(step, sequence, 1, new_blocks)
+
+    def _schedule_prefills(self, step: ScheduledStep, budget: int) -> int:
+        for sequence in self.running:
+            if sequence.num_uncomputed > 1 and budget > 0:
+                budget -= self._compute(step, sequence, min(budget, sequence.num_uncomputed), [])
+        return budget
+
+    def _admit(self, step: ScheduledStep, budget: int) -> None:
+        while self.waiting and self._free_rows and budget > 0:
+            sequence = self.waiting[0]
+            if sequence.num_pending:  # preempted with an id in flight: it is known at the next step
+                return
+            copies = self.cache.attach(sequence, num_reserved=len(self.running))
+            if copies is None:
+                return
+            self._start(step, self.waiting.pop(0), copies)
+            budget -= self._compute(step, sequence, min(budget, sequence.num_uncomputed), [])
+
+    def _start(self, step: ScheduledStep, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
+        sequence.row = heapq.heappop(self._free_rows)
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+        bisect.insort(self.running, sequence, key=_seniority)
+        step.plan.copies += copies
+        step.plan.starts.append(RowStart(sequence.row, sequence.params, list(sequence.blocks)))
+
+    def _compute(self, step: ScheduledStep, sequence: Sequence, count: int, new_blocks: list[int]) -> int:
+        assert sequence.row is not None
+        start, end = sequence.num_computed, sequence.num_computed + count
+        known = end <= len(sequence.tokens)
+        ids = sequence.tokens[start:end] if known else None
+        samples = end == sequence.length
+        step.plan.work.append(RowWork(sequence.row, start, count, ids, new_blocks, samples))
+        sequence.num_computed = end
+        sequence.num_pending += samples
+        step.sequences.append(sequence)
+        return count
+
+    # ---- memory
+
+    def _in_seniority_order(self) -> Iterator[Sequence]:
+        """The running sequences; one that is preempted meanwhile is passed over."""
+        for sequence in list(self.running):
+            if sequence.row is not None:
+                yield sequence
+
+    def _grow(self, sequence: Sequence) -> list[int] | None:
+        """Blocks for one more token of a running sequence, preempting juniors; None if it had to be preempted itself."""
+        while (new_blocks := self.cache.grow(sequence)) is None:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return None
+        return new_blocks
+
+    def _preempt(self, sequence: Sequence) -> None:
+        sequence.cached_prefix = self.cache.detach(sequence, len(sequence.tokens))
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.running.remove(sequence)
+        self._free_row(sequence)
+        bisect.insort(self.waiting, sequence, key=_seniority)
+
+    def _free_row(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        heapq.heappush(self._free_rows, sequence.row)
+        sequence.row = None
+
+    def check_integrity(self, ended: list[Sequence]) -> None:
+        """Raise AssertionError unless rows and blocks are owned by exactly the sequences that run or just ended."""
+        rows = [sequence.row for sequence in self.running]
+        assert sorted([*rows, *self._free_rows]) == list(range(self.max_rows)), "rows are lost or owned twice"
+        assert all(sequence.row is None and not sequence.blocks for sequence in self.waiting), "a waiter holds memory"
+        for line in (self.running, self.waiting):
+            assert line == sorted(line, key=_seniority), "a line is out of order"
+        self.cache.pool.check_integrity(block for sequence in (*self.running, *ended) for block in sequence.blocks)
+
+
+def _seniority(sequence: Sequence) -> tuple[int, int]:
+    return sequence.seniority
