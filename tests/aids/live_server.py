@@ -47,10 +47,14 @@ class LiveServer:
         self._mark = uuid.uuid4().hex
         self._regions: set[str] = set()
         ports = zip(("grpc", "http", "metrics"), self._ports, strict=True)
-        command = [LIMPET_SERVE, f"--model-repository={repository}", *(f"--{name}-port={port}" for name, port in ports)]
+        self.flags = [
+            f"--model-repository={repository}",
+            *(f"--{name}-port={port}" for name, port in ports),
+            *flags,
+        ]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *flags],
+                [LIMPET_SERVE, *self.flags],
                 env={**os.environ, **(environment or {}), "TMPDIR": str(self.folder), _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
