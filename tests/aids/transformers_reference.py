@@ -14,10 +14,11 @@ def greedy_reference(model: PreTrainedModel, prompt: list[int], num_tokens: int)
     )
     logits = torch.cat(model.generate(torch.tensor([prompt]), generation_config=wanted).logits)
     best = logits.topk(2)  # [num_tokens, 2]
+    gaps = best.values[:, 0] - best.values[:, 1]
     return Reference(
         ids=best.indices[:, 0].tolist(),
         runner_ups=best.indices[:, 1].tolist(),
-        gaps=(best.values[:, 0] - best.values[:, 1]).tolist(),
+        gaps=[round(gap, 6) for gap in gaps.tolist()],
     )
 
 

@@ -1,0 +1,39 @@
+"""Fixtures for all tests: the real model and the chain checkpoint, converted.
+
+The converter is imported by the fixtures that need it: it brings torch, which most tests do without.
+"""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_repository() -> Path:
+    """A model repository with `smollm2` and `limpet_admin`; not to be written to."""
+    from tests.aids.repositories import smollm2_repository
+
+    try:
+        return smollm2_repository()
+    except FileNotFoundError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_repository: Path) -> Path:
+    """The model's folder inside its repository."""
+    return smollm2_repository / "smollm2"
+
+
+@pytest.fixture(scope="session")
+def chain_repository() -> Path:
+    """A model repository with `chain` and `limpet_admin`; not to be written to."""
+    from tests.aids.repositories import chain_repository
+
+    return chain_repository()
+
+
+@pytest.fixture(scope="session")
+def chain_dir(chain_repository: Path) -> Path:
+    """The chain model's folder inside its repository."""
+    return chain_repository / "chain"
