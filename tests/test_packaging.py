@@ -1,0 +1,77 @@
+"""The wheel: what the package map promises lies in the folders, and works away from this tree."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from setuptools.config.pyprojecttoml import load_file  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parent.parent
+PROJECT = load_file(ROOT / "pyproject.toml")
+ROOTS = sorted(PROJECT["tool"]["setuptools"]["package-dir"].values())
+NOT_PACKAGED = ("tests", "benchmarks", "docs", "build", "dist", "workspace")
+# This environment's editable install would be found first: without it, only the wheel is left.
+_IMPORT_FROM_WHEEL = """
+import importlib, sys
+sys.meta_path = [each for each in sys.meta_path if "editable" not in getattr(each, "__module__", "")]
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    print(importlib.import_module(name).__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the files that git knows and their neighbours, in a folder of its own."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE", *ROOTS):
+        (source / name).symlink_to(ROOT / name)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return next(built.glob("limpet-*.whl"))
+
+
+def _code_folders() -> set[str]:
+    """Folders with Python files; those below model_repository are templates, data to the package."""
+    tops = [top for top in ROOT.iterdir() if top.is_dir() and top.name[0] != "." and top.name not in NOT_PACKAGED]
+    folders = {path.parent.relative_to(ROOT) for top in tops for path in top.rglob("*.py")}
+    return {"model_repository" if each.parts[0] == "model_repository" else str(each) for each in folders}
+
+
+def test_package_list_equals_the_folders_with_code() -> None:
+    listed = {name.removeprefix("limpet.").replace(".", "/") for name in PROJECT["tool"]["setuptools"]["packages"]}
+    assert listed == _code_folders()
+
+
+@pytest.mark.parametrize("folder", [root for root in ROOTS if root != "client"])
+def test_folder_roots_shadow_nobodys_top_level_package(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    packaged = {f"limpet/{name}" for name in files if name.split("/")[0] in ROOTS}
+    assert packaged <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_wheel_brings_license_and_commands(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    entry_points = next(name for name in names if name.endswith("entry_points.txt"))
+    text = zipfile.ZipFile(wheel).read(entry_points).decode()
+    assert {line.split(" = ")[0] for line in text.splitlines() if " = " in line} == set(PROJECT["project"]["scripts"])
+
+
+def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True, timeout=120)
+    modules = [value.split(":")[0] for value in PROJECT["project"]["scripts"].values()]
+    command = [sys.executable, "-c", _IMPORT_FROM_WHEEL, str(target), *modules]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert all(line.startswith(str(target)) for line in run.stdout.split())
+    assert len(run.stdout.split()) == len(modules)
