@@ -1,4 +1,4 @@
-"""The measured requests are the same everywhere: their digests are those that the peers' results were published with."""
+"""The measured requests are the same everywhere: their digests are those of the results published for peers."""
 
 import pytest
 
