@@ -16,13 +16,13 @@ Progress = Callable[[int], None]  # called with the bytes just written
 SHARD_BYTES = 4 << 30
 
 
-def plan_shards(steps: Sequence[Step], dtype: torch.dtype, shard_bytes: int = SHARD_BYTES) -> list[list[Step]]:
-    """The steps in order, cut where a file would pass `shard_bytes`; a larger tensor gets a file of its own."""
+def plan_shards(steps: Sequence[Step], dtype: torch.dtype) -> list[list[Step]]:
+    """The steps in order, cut where a file would pass SHARD_BYTES; a larger tensor gets a file of its own."""
     shards: list[list[Step]] = [[]]
     size = 0
     for step in steps:
         step_bytes = prod(step.shape) * dtype.itemsize
-        if shards[-1] and size + step_bytes > shard_bytes:
+        if shards[-1] and size + step_bytes > SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append(step)

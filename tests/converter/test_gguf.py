@@ -1,0 +1,116 @@
+"""GGUF files: the numbers are the gguf library's, the q and k rows are back in half-split order."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from limpet.converter.cli import main
+from limpet.converter.gguf_file import GGUFFile
+from tests.aids.tiny import build_tiny, write_tiny
+from tests.converter.checkpoints import converted_weights, run_convert, write_gguf
+
+SMOLLM2 = Path(".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.mark.parametrize("shape", ["grouped-query", "tied", "biases", "wide-heads"])
+def test_gguf_and_safetensors_of_the_same_model_give_the_same_weights(tmp_path: Path, shape: str) -> None:
+    model = write_tiny(tmp_path / "folder", shape)
+    write_gguf(tmp_path / "tiny.gguf", model)
+    folder = run_convert(tmp_path / "folder", tmp_path / "a")
+    file = run_convert(tmp_path / "tiny.gguf", tmp_path / "b")
+    expected, found = converted_weights(folder), converted_weights(file)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_gguf_and_safetensors_of_the_same_model_give_the_same_settings(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "folder")
+    write_gguf(tmp_path / "tiny.gguf", model)
+    folder = run_convert(tmp_path / "folder", tmp_path / "a")
+    file = run_convert(tmp_path / "tiny.gguf", tmp_path / "b")
+    names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "rope_theta", "rms_norm_eps")
+    for name in (*names, "max_position_embeddings", "intermediate_size", "eos_token_ids", "bos_token_id"):
+        assert getattr(file.model_config(), name) == getattr(folder.model_config(), name), name
+    assert file.tokenizer_config() == folder.tokenizer_config()
+    assert file.chat_template() == folder.chat_template()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_architectures_that_gguf_leaves_in_half_split_order_are_not_reordered(
+    tmp_path: Path, architecture: str
+) -> None:
+    model = build_tiny()
+    write_gguf(tmp_path / "tiny.gguf", model, architecture)
+    found = converted_weights(run_convert(tmp_path / "tiny.gguf", tmp_path))["layers.1.qkv_proj.weight"]
+    query = model.state_dict()["model.layers.1.self_attn.q_proj.weight"]
+    assert torch.equal(found[: len(query)], query)
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0])
+def test_quantised_tensors_are_dequantised_by_the_library_to_the_bit(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType
+) -> None:
+    tensor = torch.randn(96, 96)
+    values = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)
+    path = tmp_path / "one.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("some.weight", gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert np.array_equal(GGUFFile(path).read("some.weight").numpy(), values)
+
+
+def test_gguf_without_pre_tokenizer_mark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "old.gguf", build_tiny(), leave_out=("pre",))
+    assert main([str(tmp_path / "old.gguf"), "--dst", str(tmp_path)]) == 1
+    assert "tokenizer.ggml.pre" in capsys.readouterr().err
+
+
+def test_gguf_without_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "bare.gguf", build_tiny(), leave_out=("tokenizer", "pre"))
+    assert main([str(tmp_path / "bare.gguf"), "--dst", str(tmp_path)]) == 1
+    assert "no tokenizer" in capsys.readouterr().err
+
+
+def test_gguf_of_another_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "other.gguf", build_tiny(), "gemma2")
+    assert main([str(tmp_path / "other.gguf"), "--dst", str(tmp_path)]) == 1
+    assert "'gemma2' is not supported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.3, 0.99])
+def test_cut_gguf_is_refused(tmp_path: Path, share: float, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cut.gguf"
+    write_gguf(path, build_tiny())
+    with path.open("r+b") as file:
+        file.truncate(int(path.stat().st_size * share))
+    assert main([str(path), "--dst", str(tmp_path)]) == 1
+    assert "cut short" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not in .cache/models (make fetches it)")
+def test_smollm2_weights_are_its_dequantised_tensors_with_q_and_k_back_in_order(tmp_path: Path) -> None:
+    weights = converted_weights(run_convert(SMOLLM2, tmp_path))
+    source = {tensor.name: tensor for tensor in gguf.GGUFReader(SMOLLM2).tensors}
+
+    def values(name: str) -> np.ndarray:
+        return gguf.quants.dequantize(source[name].data, source[name].tensor_type)
+
+    def half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
+        order = [64 * head + 2 * pair + odd for head in range(num_heads) for odd in (0, 1) for pair in range(32)]
+        return rows[order]
+
+    for layer in (0, 29):
+        block = f"blk.{layer}."
+        query, key = half_split(values(f"{block}attn_q.weight"), 9), half_split(values(f"{block}attn_k.weight"), 3)
+        qkv = np.concatenate([query, key, values(f"{block}attn_v.weight")])
+        assert np.array_equal(weights[f"layers.{layer}.qkv_proj.weight"].numpy(), qkv)
+        gate_up = np.concatenate([values(f"{block}ffn_gate.weight"), values(f"{block}ffn_up.weight")])
+        assert np.array_equal(weights[f"layers.{layer}.gate_up_proj.weight"].numpy(), gate_up)
+    assert np.array_equal(weights["embed_tokens.weight"].numpy(), values("token_embd.weight"))
+    assert len(weights) == 2 + 30 * 6
