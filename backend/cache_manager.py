@@ -60,6 +60,10 @@ class CacheManager:
 
     def detach(self, sequence: Sequence, num_kept: int) -> CachedPrefix:
         """Release all blocks, remembering those of the first `num_kept` tokens (as far as computed) softly."""
+        if not sequence.blocks:  # it waits: what it remembers from before is all there is
+            prefix = sequence.cached_prefix
+            num_tokens = min(num_kept, prefix.num_tokens)
+            return CachedPrefix(prefix.references[: self.pool.blocks_for(num_tokens)], num_tokens)
         self.name_full_blocks(sequence)
         num_tokens = min(num_kept, sequence.num_computed)
         kept = sequence.blocks[: self.pool.blocks_for(num_tokens)]

@@ -1,7 +1,7 @@
 """The next id of every row: argmax, or a seeded draw after temperature, top-k, top-p and min-p, in that order.
 
-A draw is argmax(logits / temperature + g) with Gumbel noise g (Gumbel-max trick: the same distribution as softmax). g is
-a hash of (seed, position, id), so a request draws the same ids on any row, in any company and on any device.
+A draw is argmax(logits / temperature + g) with Gumbel noise g (Gumbel-max trick: the same distribution as softmax). g
+is a hash of (seed, position, id), so a request draws the same ids on any row, in any company and on any device.
 """
 
 import torch

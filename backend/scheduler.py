@@ -4,10 +4,10 @@ The scheduler runs one step ahead of what it knows: `schedule` plans a step whil
 being sampled, so a sequence's length is known but maybe not its last id. A sequence that turns out to have ended is
 dropped in `update`; what the step in flight computed for it is thrown away.
 
-A sequence gets blocks for all its known tokens when it is admitted, so chunks of a prefill never wait for memory. Decodes
-grow block by block; when none is left the most junior running sequence is preempted: its blocks are released softly and
-it waits at its old place. Admission leaves one free block for each running sequence, so that a resumed sequence gains
-at least a block of tokens before it can be preempted again.
+A sequence gets blocks for all its known tokens when it is admitted, so chunks of a prefill never wait for memory.
+Decodes grow block by block; when none is left the most junior running sequence is preempted: its blocks are released
+softly and it waits at its old place. Admission leaves one free block for each running sequence, so that a resumed
+sequence gains at least a block of tokens before it can be preempted again.
 """
 
 import bisect
@@ -178,7 +178,7 @@ class Scheduler:
                 yield sequence
 
     def _grow(self, sequence: Sequence) -> list[int] | None:
-        """Blocks for one more token of a running sequence, preempting juniors; None if it had to be preempted itself."""
+        """Blocks for one more token of a running sequence, preempting juniors, or None if it was itself."""
         while (new_blocks := self.cache.grow(sequence)) is None:
             victim = self.running[-1]
             self._preempt(victim)
@@ -201,7 +201,7 @@ class Scheduler:
 
     def check_integrity(self, ended: list[Sequence]) -> None:
         """Raise AssertionError unless rows and blocks are owned by exactly the sequences that run or just ended."""
-        rows = [sequence.row for sequence in self.running]
+        rows = [sequence.row for sequence in self.running if sequence.row is not None]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_rows)), "rows are lost or owned twice"
         assert all(sequence.row is None and not sequence.blocks for sequence in self.waiting), "a waiter holds memory"
         for line in (self.running, self.waiting):

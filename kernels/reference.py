@@ -1,4 +1,4 @@
-"""Torch twins of the kernels: same signatures, any device. The CPU engine runs on them; tests compare kernels with them.
+"""Torch twins of the kernels: same signatures, any device. The CPU engine runs on them.
 
 Cache layout for all of them: k_cache [num_blocks, block_size, num_kv_heads, head_dim_qk], v_cache [num_blocks,
 block_size, num_kv_heads, head_dim_v]. A sequence's position p stands in block block_table[p // block_size], slot
@@ -44,7 +44,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Write k [num_tokens, num_kv_heads, head_dim_qk] and v into the cache; slots [num_tokens] = block * size + offset."""
+    """Write k [num_tokens, num_kv_heads, head_dim_qk] and v into the cache; slots [num_tokens]."""
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -82,7 +82,7 @@ def prefill_attention(
     head_dim_v].
     """
     outputs = []
-    for queries, table, kv_len in zip(q.split(q_lens), block_tables, kv_lens, strict=True):
+    for queries, table, kv_len in zip(torch.split(q, q_lens), block_tables, kv_lens, strict=True):
         blocks = table[: -(-kv_len // k_cache.shape[1])]
         k = k_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]  # [kv_len, num_kv_heads, head_dim]
         v = v_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]

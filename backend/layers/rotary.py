@@ -49,7 +49,7 @@ def _frequencies(config: ModelConfig, session_len: int) -> Tensor:
     if scaling.rope_type == "dynamic":
         original = config.max_position_embeddings
         length = max(session_len, original)
-        grown = theta * (scaling.factor * length / original - (scaling.factor - 1)) ** (dim / (dim - 2))
+        grown: float = theta * (scaling.factor * length / original - (scaling.factor - 1)) ** (dim / (dim - 2))
         return 1.0 / grown**exponents
     if scaling.rope_type == "llama3":
         return _llama3(1.0 / theta**exponents, scaling)

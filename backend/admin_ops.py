@@ -1,0 +1,113 @@
+"""The operations of limpet_admin that the engine answers: JSON in, JSON out."""
+
+import hmac
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from limpet.backend.build import EngineSummary
+from limpet.backend.config import EngineConfig
+from limpet.backend.core import RequestError
+from limpet.backend.service import EngineService
+from limpet.backend.sessions import Session
+
+STALLED_AFTER_S = 60.0  # work but no completed step for so long: not ready
+
+
+class AdminOps:
+    """Dispatches operations by name; `config.admin_key`, if set, must come along with each but `status`."""
+
+    def __init__(self, service: EngineService, config: EngineConfig, summary: EngineSummary) -> None:
+        self._service = service
+        self._config = config
+        self._summary = summary
+        self._started = time.monotonic()
+        self._last_progress = time.monotonic()
+        self._last_num_steps = 0
+        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "status": self._status,
+            "cancel": self._cancel,
+            "sessions": self._sessions,
+            "drain": self._drain,
+        }
+
+    def run(self, op: str, arguments: str) -> str:
+        """Raises RequestError for an unknown operation, wrong arguments or a wrong key."""
+        operation = self._operations.get(op)
+        if operation is None:
+            raise RequestError("INVALID_ARG", f"Unknown op {op!r}; known are {', '.join(self._operations)}.")
+        decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        key = str(decoded.pop("admin_key", "") or "")
+        if op != "status" and not hmac.compare_digest(key.encode(), self._config.admin_key.encode()):
+            raise RequestError("INVALID_ARG", f"op {op} needs the right admin_key.")
+        return msgspec.json.encode(operation(decoded)).decode()
+
+    def note_progress(self) -> None:
+        """Remember whether the step loop moves; call it regularly."""
+        engine = self._service.engine
+        if engine.num_steps != self._last_num_steps or not engine.has_work:
+            self._last_num_steps = engine.num_steps
+            self._last_progress = time.monotonic()
+
+    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        engine, scheduler = self._service.engine, self._service.engine.scheduler
+        pool = engine.cache.pool
+        is_stalled = time.monotonic() - self._last_progress > STALLED_AFTER_S
+        return {
+            "ready": not is_stalled and not self._service.is_draining,
+            "stalled": is_stalled,
+            "draining": self._service.is_draining,
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "requests": len(self._service.requests),
+            "sessions": len(self._service.sessions.sessions),
+            "steps": engine.num_steps,
+            "tokens_out": self._service.num_tokens_out,
+            "preemptions": scheduler.num_preemptions,
+            "blocks_free": pool.num_free,
+            "blocks_cached": pool.num_cached,
+            "blocks_evicted": pool.num_evicted,
+            "engine": msgspec.to_builtins(self._summary),
+        }
+
+    def _cancel(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        names = {name: str(arguments[name]) for name in ("request_id", "session_id") if arguments.get(name)}
+        if len(names) != 1:
+            raise RequestError("INVALID_ARG", "op cancel needs either request_id or session_id.")
+        return {"cancelled": self._service.cancel(**names)}
+
+    def _sessions(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        match arguments.get("action", "list"):
+            case "list":
+                return {"sessions": [_describe(session) for session in self._service.sessions.sessions.values()]}
+            case "show":
+                return {"session": _describe(self._session(arguments))}
+            case "end":
+                return {"ended": self._service.end_session(str(arguments.get("session_id", "")))}
+            case action:
+                raise RequestError("INVALID_ARG", f"Unknown action {action!r}; known are list, show, end.")
+
+    def _session(self, arguments: dict[str, Any]) -> Session:
+        session = self._service.sessions.sessions.get(str(arguments.get("session_id", "")))
+        if session is None:
+            raise RequestError("NOT_FOUND", "Session not found: op sessions with action list shows all.")
+        return session
+
+    def _drain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        self._service.is_draining = True
+        return {"requests": len(self._service.requests)}
+
+
+def _describe(session: Session) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "tokens": len(session.history),
+        "turns": len(session.turns),
+        "running": session.lease is not None,
+        "idle_s": round(time.monotonic() - session.last_used, 3),
+    }
