@@ -40,15 +40,15 @@ $(DEMO_MODEL): $(DEMO_GGUF) | $(ENVIRONMENT)
 	@touch $@
 
 .PHONY: test
-test: lint ## lint, then the test suite, real tritonserver included
+test: lint $(DEMO_GGUF) ## lint, then the test suite, real tritonserver included
 	$(BIN)/pytest -q -m "not long and not gpu" $(ARGS)
 
 .PHONY: test-long
-test-long: $(ENVIRONMENT) ## tests that take minutes each: soak, kill rounds
+test-long: $(DEMO_GGUF) ## tests that take minutes each: soak, kill rounds
 	$(BIN)/pytest -q -m "long and not gpu" $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: $(ENVIRONMENT) ## tests that need an NVIDIA GPU
+test-gpu: $(DEMO_GGUF) ## tests that need an NVIDIA GPU
 	$(BIN)/pytest -q -m gpu $(ARGS)
 
 .PHONY: lint

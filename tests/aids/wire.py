@@ -1,0 +1,108 @@
+"""Requests to a running server as a foreign client sends them: tritonclient alone, no code of Limpet."""
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+
+ANSWER_S = 60.0
+_DTYPES: dict[str, tuple[str, Any]] = {
+    "text_input": ("BYTES", np.object_),
+    "messages": ("BYTES", np.object_),
+    "input_ids": ("INT32", np.int32),
+    "sampling_parameters": ("BYTES", np.object_),
+    "max_tokens": ("INT32", np.int32),
+    "min_tokens": ("INT32", np.int32),
+    "top_k": ("INT32", np.int32),
+    "temperature": ("FP32", np.float32),
+    "top_p": ("FP32", np.float32),
+    "seed": ("UINT64", np.uint64),
+}  # everything else is BOOL
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response as it came: the outputs' values, or the error."""
+
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    error: str | None = None
+    final: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(part.decode("utf-8") for part in self.outputs["text_output"])
+
+
+class Wire:
+    """One model of a server, one connection and one stream."""
+
+    def __init__(self, target: str, model: str) -> None:
+        self._model = model
+        self._client = triton.InferenceServerClient(target)
+        self._arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._arrived.put((result, error)))
+
+    def send(self, parameters: dict[str, Any] | None = None, *, request_id: str = "", **values: Any) -> None:
+        """Start a request. `values` are tensors by name, and sequence_id, sequence_start, sequence_end."""
+        sequence = {name: values.pop(name) for name in list(values) if name.startswith("sequence_")}
+        inputs = [_tensor(name, value) for name, value in values.items()]
+        self._client.async_stream_infer(self._model, inputs, request_id=request_id, parameters=parameters, **sequence)
+
+    def next(self, timeout_s: float = ANSWER_S) -> Response:
+        """The next response; raises queue.Empty if none comes in time."""
+        result, error = self._arrived.get(timeout=timeout_s)
+        if error is not None:
+            return Response(error=error.message(), final=True)
+        reply = result.get_response()
+        outputs = {output.name: result.as_numpy(output.name).reshape(-1).tolist() for output in reply.outputs}
+        return Response(outputs=outputs, final=reply.parameters["triton_final_response"].bool_param)
+
+    def rest(self, timeout_s: float = ANSWER_S) -> Iterator[Response]:
+        """Responses up to the one that says it is the last, or an error; each within the time."""
+        while True:
+            response = self.next(timeout_s)
+            yield response
+            if response.final:
+                return
+
+    def ask(self, parameters: dict[str, Any] | None = None, **values: Any) -> list[Response]:
+        """All responses of one request."""
+        self.send(parameters, **values)
+        return list(self.rest())
+
+    def pending(self) -> int:
+        """Responses that arrived and were not looked at."""
+        return self._arrived.qsize()
+
+    def close(self) -> None:
+        """Cancel what runs and close the connection."""
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+
+@contextmanager
+def wire(target: str, model: str) -> Iterator[Wire]:
+    """A connection that is closed in the end."""
+    connection = Wire(target, model)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def text_of(responses: list[Response]) -> str:
+    """The whole text of an answer; fails on an error."""
+    assert not [response.error for response in responses if response.error]
+    return "".join(response.text for response in responses)
+
+
+def _tensor(name: str, value: Any) -> Any:
+    datatype, dtype = _DTYPES.get(name, ("BOOL", np.bool_))
+    array = np.atleast_1d(np.array(value, dtype=dtype))
+    tensor = triton.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
