@@ -36,7 +36,7 @@ class Admin:
 
     def drain(self) -> int:
         """Refuse new requests from now on; returns how many are still running."""
-        return int(self._ask("drain")["running"])
+        return int(self._ask("drain")["requests"])
 
     def models(self) -> list[str]:
         """Names of the models that are loaded, limpet_admin left out."""

@@ -28,6 +28,7 @@ _DTYPES: dict[str, tuple[str, Any]] = {
 class Response:
     """One response as it came: the outputs' values, or the error."""
 
+    request_id: str = ""
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     error: str | None = None
     final: bool = False
@@ -59,7 +60,7 @@ class Wire:
             return Response(error=error.message(), final=True)
         reply = result.get_response()
         outputs = {output.name: result.as_numpy(output.name).reshape(-1).tolist() for output in reply.outputs}
-        return Response(outputs=outputs, final=reply.parameters["triton_final_response"].bool_param)
+        return Response(reply.id, outputs, final=reply.parameters["triton_final_response"].bool_param)
 
     def rest(self, timeout_s: float = ANSWER_S) -> Iterator[Response]:
         """Responses up to the one that says it is the last, or an error; each within the time."""

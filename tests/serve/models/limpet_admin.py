@@ -10,6 +10,6 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
-        running = int(Path(__file__).with_name("busy").exists())
-        answer = np.array([json.dumps({"ready": True, "running": running})], dtype=np.object_)
+        requests_running = int(Path(__file__).with_name("busy").exists())
+        answer = np.array([json.dumps({"ready": True, "requests": requests_running})], dtype=np.object_)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("response", answer)]) for _ in requests]
