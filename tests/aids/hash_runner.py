@@ -1,0 +1,72 @@
+"""A runner without a model: it reads back through the block tables what was cached, and its next id is a hash of that.
+
+A wrong block table, a stale block, a missed copy or a position computed twice or never changes the ids; so whatever the
+scheduler and the cache do wrong shows, thousands of steps a second.
+"""
+
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from limpet.backend.core import RowWork, StepPlan
+from limpet.backend.link.messages import pack_ids
+
+
+def next_id(tokens: list[int], vocab_size: int) -> int:
+    """The id that follows `tokens`: the reference."""
+    return zlib.crc32(pack_ids(tokens)) % vocab_size
+
+
+@dataclass
+class _Row:
+    blocks: list[int]
+    last_id: int = -1
+
+
+class HashRunner:
+    """Takes the place of `limpet.backend.runner.Runner`; steps are done when they are launched."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._memory = [[-1] * block_size for _ in range(num_blocks)]
+        self._rows: dict[int, _Row] = {}
+
+    def forward(self, plan: StepPlan) -> StepPlan:
+        for source, destination in plan.copies:
+            self._memory[destination] = list(self._memory[source])
+        for start in plan.starts:
+            self._rows[start.row] = _Row(list(start.blocks))
+        for work in plan.work:
+            self._rows[work.row].blocks += work.new_blocks
+            self._write(work)
+        return plan
+
+    def sample(self, plan: StepPlan, on_ready: Callable[[], None] | None = None) -> "Future[list[int]]":
+        ids = []
+        for work in plan.work:
+            if work.samples:
+                row = self._rows[work.row]
+                row.last_id = next_id(self._read(row, work.start + work.num_tokens), self._vocab_size)
+                ids.append(row.last_id)
+        future: Future[list[int]] = Future()
+        future.set_result(ids)
+        if on_ready is not None:
+            on_ready()
+        return future
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, work: RowWork) -> None:
+        row = self._rows[work.row]
+        ids = [row.last_id] if work.ids is None else work.ids
+        assert len(ids) == work.num_tokens, "a row's ids and its number of tokens differ"
+        for position, token in enumerate(ids, start=work.start):
+            block = row.blocks[position // self._block_size]
+            self._memory[block][position % self._block_size] = token
+
+    def _read(self, row: _Row, length: int) -> list[int]:
+        size = self._block_size
+        return [self._memory[row.blocks[position // size]][position % size] for position in range(length)]

@@ -1,0 +1,26 @@
+"""Tiny random models, converted: a folder for LocalEngine beside the transformers model of the same weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from limpet.backend.config import EngineConfig
+from limpet.converter.convert import convert, make_plan
+from tests.aids.tiny import write_tiny
+
+
+@dataclass(frozen=True)
+class ConvertedTiny:
+    """`model_dir` is what the engine reads; `reference` computes with the same weights in float32."""
+
+    model_dir: Path
+    reference: PreTrainedModel
+
+
+def convert_tiny(folder: Path, shape: str, *, max_shard_size: str = "1GB") -> ConvertedTiny:
+    """Write the tiny model of that shape (tests.aids.tiny.TINY_SHAPES) into `folder` and convert it there."""
+    reference = write_tiny(folder / "source", shape, max_shard_size=max_shard_size)
+    plan = make_plan(folder / "source", folder, "tiny", None, EngineConfig())
+    convert(plan, lambda num_bytes: None)
+    return ConvertedTiny(plan.target, reference)
