@@ -1,6 +1,5 @@
 """limpet-convert: a checkpoint in, a model for tritonserver out."""
 
-import argparse
 import errno
 import signal
 from pathlib import Path
@@ -9,33 +8,23 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from limpet.backend.config import ConfigError, EngineConfig
-from limpet.converter.convert import convert, make_plan
+from limpet.backend.checkpoint import CheckpointDir, CheckpointError
+from limpet.converter.arguments import parse_arguments
+from limpet.converter.check import check_model, find_models
+from limpet.converter.convert import convert
 from limpet.converter.errors import ConversionError
-from limpet.converter.report import print_next_steps, print_plan, print_warnings, progress_bar
-
-_DESCRIPTION = """\
-Turn a checkpoint into a model that tritonserver serves with Limpet.
-
-SOURCE is a GGUF file of any quantisation, or a folder as Hugging Face publishes it (config.json, safetensors,
-tokenizer.json). The result is WORKSPACE/model_repository/NAME: configuration, weights, tokenizer, chat template
-and a manifest with checksums. The source is only read; nothing in it is executed."""
-
-_EXAMPLES = """\
-examples:
-  limpet-convert SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2
-  limpet-convert /models/Llama-2-7b-chat-hf --dst /data/workspace --dtype bfloat16
-exit codes: 0 done, 1 the source or the target is unusable (one sentence says why), 2 wrong usage, 130 interrupted"""
+from limpet.converter.plan import Options, make_plan
+from limpet.converter.report import print_files, print_next_steps, print_plan, print_warnings, progress_bar
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = _parser().parse_args(argv)
+    wanted = parse_arguments(argv)
     signal.signal(signal.SIGTERM, _terminated)
     console = Console(stderr=True)
     try:
-        return _run(options, console)
-    except (ConversionError, ConfigError) as error:
+        return _check(wanted, console) if isinstance(wanted, Path) else _convert(wanted, console)
+    except (ConversionError, CheckpointError) as error:
         return _fail(console, str(error))
     except OSError as error:
         return _fail(console, _sentence(error))
@@ -44,34 +33,26 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="limpet-convert",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="GGUF file or Hugging Face folder")
-    parser.add_argument("--dst", metavar="WORKSPACE", type=Path, default=Path("workspace"), help="default: workspace")
-    parser.add_argument("--name", help="the model's name; default: the source's")
-    parser.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="type of the weights on disk; auto keeps the checkpoint's, and writes float32 for a GGUF file",
-    )
-    parser.add_argument("--force", action="store_true", help="replace the model if it exists")
-    return parser
-
-
-def _run(options: argparse.Namespace, console: Console) -> int:
-    dtype = None if options.dtype == "auto" else options.dtype
-    plan = make_plan(options.source, options.dst, options.name, dtype, EngineConfig(), options.force)
+def _convert(options: Options, console: Console) -> int:
+    plan = make_plan(options)
     print_warnings(console, plan)
     print_plan(console, plan)
-    with progress_bar(console, plan) as progress:
+    if options.dry_run:
+        print_files(Console(), plan)
+        return 0
+    with progress_bar(console, f"Converting {plan.name}", plan.weight_bytes) as progress:
         manifest = convert(plan, progress)
     print_next_steps(Console(), plan, manifest)
+    return 0
+
+
+def _check(path: Path, console: Console) -> int:
+    for root in find_models(path):
+        total = sum(entry.num_bytes for entry in CheckpointDir(root).manifest().files.values())
+        with progress_bar(console, f"Checking {root.name}", total) as progress:
+            manifest = check_model(root, progress)
+        line = f"{root.name} is complete and unchanged: {len(manifest.files)} files, {total / 1e6:,.0f} MB."
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

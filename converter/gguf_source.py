@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from limpet.backend.checkpoint import ModelConfig, RopeScaling
 from limpet.converter.errors import ConversionError
 from limpet.converter.gguf_file import GGUFFile
 from limpet.converter.gguf_tokenizer import read_gguf_tokenizer
 from limpet.converter.layouts import GGUF_HALF_SPLIT, GGUF_INTERLEAVED
+from limpet.converter.rope import context_limit, llama3_divisors
 from limpet.converter.source import Source
 
 # llama.cpp stores q and k rows interleaved for the architectures whose rotary embedding it applies to pairs (2i, 2i+1).
@@ -33,7 +35,7 @@ def open_gguf(path: Path) -> Source:
             f"{path.name} is one of {file.metadata['split.count']} parts: join them with `llama-gguf-split --merge`."
         )
     tokenizer = read_gguf_tokenizer(file.metadata)
-    config = _GGUFConfig(file, architecture).model_config(tokenizer.eos_token_ids)
+    config = _GGUFConfig(file, architecture).model_config()
     kind = f"GGUF file, {file.quantisations()[0]}"
     return Source(kind, path.stem, config, _LAYOUTS[architecture], file, tokenizer)
 
@@ -45,9 +47,10 @@ class _GGUFConfig:
         self._file = file
         self._architecture = architecture
 
-    def model_config(self, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    def model_config(self) -> ModelConfig:
         self._refuse_unsupported()
         tensors = self._file.tensors
+        scaling = self._rope_scaling()
         return ModelConfig(
             architecture="llama",
             source_architecture=self._architecture,
@@ -58,10 +61,10 @@ class _GGUFConfig:
             head_dim=self._head_dim(),
             intermediate_size=self._int("feed_forward_length"),
             vocab_size=self._vocab_size(),
-            max_position_embeddings=self._int("context_length"),
+            max_position_embeddings=context_limit(self._int("context_length"), scaling),
             rms_norm_eps=self._float("attention.layer_norm_rms_epsilon", 1e-5),
             rope_theta=self._float("rope.freq_base", 10000.0),
-            rope_scaling=self._rope_scaling(),
+            rope_scaling=scaling,
             tie_word_embeddings="output.weight" not in tensors,
             qkv_bias="blk.0.attn_q.bias" in tensors,
             o_bias="blk.0.attn_output.bias" in tensors,
@@ -69,7 +72,6 @@ class _GGUFConfig:
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
             sliding_window=self._int("attention.sliding_window", 0) or None,
             bos_token_id=self._file.metadata.get("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=eos_token_ids,
         )
 
     def _int(self, key: str, default: int | None = None) -> int:
@@ -115,5 +117,19 @@ class _GGUFConfig:
         return RopeScaling(rope_type=kind, factor=factor, original_max_position_embeddings=original)
 
     def _llama3_scaling(self) -> RopeScaling:
-        """Llama 3's scaling, which GGUF keeps as its result only: one divisor per frequency."""
-        raise ConversionError("The GGUF file has rope_freqs.weight (Llama 3's rope scaling): not supported yet.")
+        """Llama 3's scaling, which GGUF keeps as its result only: a divisor for every frequency.
+
+        Raises ConversionError if the divisors are not those of Llama 3's own constants.
+        """
+        divisors = self._file.read("rope_freqs.weight")
+        scaling = RopeScaling(
+            rope_type="llama3",
+            factor=float(divisors.max()),
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        )
+        expected = llama3_divisors(scaling, self._float("rope.freq_base", 10000.0), self._head_dim())
+        if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
+            raise ConversionError("The GGUF file's rope_freqs.weight is not Llama 3's rope scaling: not supported.")
+        return scaling

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from limpet.backend.checkpoint import TokenizerConfig
 from limpet.converter.byte_bpe import LLAMA3_NAMES, build_byte_bpe
 from limpet.converter.errors import ConversionError
-from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece_bpe
+from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece
 from limpet.converter.source import SourceTokenizer
 from limpet.converter.special_tokens import add_tokens, set_bos
 
@@ -76,7 +76,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = metadata[f"{_KEY}tokens"]
     scores = metadata.get(f"{_KEY}scores", [0.0] * len(tokens))
     pieces = [Piece(*piece) for piece in zip(tokens, scores, _types(metadata), strict=True)]
-    return build_sentencepiece_bpe(pieces, bool(metadata.get(f"{_KEY}add_space_prefix", True)))
+    return build_sentencepiece(pieces, bool(metadata.get(f"{_KEY}add_space_prefix", True)))
 
 
 _BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}

@@ -2,13 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from limpet.backend.checkpoint import DType, ModelConfig
 from limpet.converter.errors import ConversionError
 from limpet.converter.layouts import HF_LLAMA, INTERNLM2
-from limpet.converter.rope import read_rope
+from limpet.converter.rope import context_limit, read_rope
 from limpet.converter.rules import Layout
+
+
+class _Flags(TypedDict, total=False):
+    """Fields of ModelConfig."""
+
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
 
 
 @dataclass(frozen=True)
@@ -16,22 +25,24 @@ class Architecture:
     """How one `architectures` entry differs from Llama: its layout, the flags and the defaults of absent keys."""
 
     layout: Layout
-    flags: Callable[[Mapping[str, Any]], dict[str, bool]]
+    flags: Callable[[Mapping[str, Any]], _Flags]
     defaults: Mapping[str, Any]
     window: Callable[[Mapping[str, Any]], int | None]
 
 
-def _llama_flags(config: Mapping[str, Any]) -> dict[str, bool]:
+def _llama_flags(config: Mapping[str, Any]) -> _Flags:
     bias = bool(config.get("attention_bias", False))
     return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bool(config.get("mlp_bias", False))}
 
 
-def _internlm2_flags(config: Mapping[str, Any]) -> dict[str, bool]:
-    return dict.fromkeys(("qkv_bias", "o_bias"), bool(config.get("bias", True)))
+def _internlm2_flags(config: Mapping[str, Any]) -> _Flags:
+    bias = bool(config.get("bias", True))
+    return {"qkv_bias": bias, "o_bias": bias}
 
 
-def _qwen3_flags(config: Mapping[str, Any]) -> dict[str, bool]:
-    return {**_llama_flags(config), "mlp_bias": False, "qk_norm": True}
+def _qwen3_flags(config: Mapping[str, Any]) -> _Flags:
+    bias = bool(config.get("attention_bias", False))
+    return {"qkv_bias": bias, "o_bias": bias, "qk_norm": True}
 
 
 def _no_window(config: Mapping[str, Any]) -> int | None:
@@ -77,7 +88,7 @@ def find_architecture(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     raise ConversionError(f"Architecture {found} is not supported; known are {', '.join(sorted(_ARCHITECTURES))}.")
 
 
-def read_model_config(raw: Mapping[str, Any], dtype: DType, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+def read_model_config(raw: Mapping[str, Any], dtype: DType) -> ModelConfig:
     """The numbers of config.json; raises ConversionError for a key that is missing, malformed or not supported."""
     name, architecture = find_architecture(raw)
     config = {
@@ -97,7 +108,7 @@ def read_model_config(raw: Mapping[str, Any], dtype: DType, eos_token_ids: tuple
         head_dim=_int(config, "head_dim", hidden_size // num_heads),
         intermediate_size=_int(config, "intermediate_size"),
         vocab_size=_int(config, "vocab_size"),
-        max_position_embeddings=_int(config, "max_position_embeddings"),
+        max_position_embeddings=context_limit(_int(config, "max_position_embeddings"), scaling),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -105,7 +116,6 @@ def read_model_config(raw: Mapping[str, Any], dtype: DType, eos_token_ids: tuple
         sliding_window=architecture.window(config),
         dtype=dtype,
         bos_token_id=config.get("bos_token_id"),
-        eos_token_ids=eos_token_ids,
         **architecture.flags(config),
     )
 

@@ -1,38 +1,46 @@
 """Opening a Hugging Face folder as a source."""
 
-from collections import Counter
-from math import prod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 
-from limpet.backend.checkpoint import DType
 from limpet.converter.errors import ConversionError
 from limpet.converter.hf_config import find_architecture, read_model_config
 from limpet.converter.hf_tokenizer import read_hf_tokenizer
 from limpet.converter.json_file import read_json
-from limpet.converter.rules import TensorInfo
+from limpet.converter.rules import TensorInfo, main_dtype
 from limpet.converter.safetensors_file import SafetensorsReader
 from limpet.converter.source import Source
+from limpet.converter.torch_file import TorchReader
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_DTYPES: dict[torch.dtype, DType] = {
-    torch.float64: "float32",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+
+@dataclass(frozen=True)
+class _Format:
+    """One way of storing a folder's tensors: in a single file, or in those that an index names."""
+
+    single: str
+    open: Callable[[Path], SafetensorsReader | TorchReader]
+
+    @property
+    def index(self) -> str:
+        return f"{self.single}.index.json"
+
+
+# In the order of preference: unlike a pickle, safetensors holds nothing but tensors.
+_FORMATS = (_Format("model.safetensors", SafetensorsReader), _Format("pytorch_model.bin", TorchReader))
 
 
 class HFStore:
-    """The tensors of the safetensors files that the folder's index names, or of its single file."""
+    """The tensors of the files that the folder's index names, or of its single file. Other files are not looked at."""
 
     def __init__(self, folder: Path) -> None:
-        self._readers: dict[str, SafetensorsReader] = {}
+        self._readers: dict[str, SafetensorsReader | TorchReader] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        for path, names in _weight_files(folder).items():
-            reader = SafetensorsReader(path)
+        form = _find_format(folder)
+        for path, names in _weight_files(folder, form).items():
+            reader = form.open(path)
             for name in names if names is not None else reader.tensors:
                 if name not in reader.tensors:
                     raise ConversionError(f"{path.name} lacks tensor {name}, which the index places there.")
@@ -42,13 +50,6 @@ class HFStore:
     def read(self, name: str) -> torch.Tensor:
         return self._readers[name].read(name)
 
-    def main_dtype(self) -> DType:
-        """The type that most of the weights have."""
-        sizes: Counter[torch.dtype] = Counter()
-        for info in self.tensors.values():
-            sizes[info.dtype] += prod(info.shape)
-        return _DTYPES[sizes.most_common(1)[0][0]]
-
 
 def open_hf_folder(folder: Path) -> Source:
     """Read a folder's configuration, headers and tokenizer; raises ConversionError for what Limpet cannot serve."""
@@ -56,31 +57,38 @@ def open_hf_folder(folder: Path) -> Source:
     name, architecture = find_architecture(raw)
     store = HFStore(folder)
     tokenizer = read_hf_tokenizer(folder, raw)
-    config = read_model_config(raw, store.main_dtype(), tokenizer.eos_token_ids)
+    config = read_model_config(raw, main_dtype(store.tensors))
     return Source(f"Hugging Face folder, {name}", folder.resolve().name, config, architecture.layout, store, tokenizer)
 
 
-def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
-    """Files to read and the tensors to take from each; None: all of them. Files no index names are not looked at."""
-    if (folder / _INDEX).exists():
-        return _indexed_files(folder)
-    if (folder / _SINGLE).exists():
-        return {folder / _SINGLE: None}
-    raise ConversionError(f"No {_SINGLE} and no {_INDEX} in {folder.name}.")
+def _find_format(folder: Path) -> _Format:
+    for form in _FORMATS:
+        if (folder / form.index).exists() or (folder / form.single).exists():
+            return form
+    names = " or ".join(form.single for form in _FORMATS)
+    raise ConversionError(f"No {names} in {folder.name}, nor an index of their parts.")
 
 
-def _indexed_files(folder: Path) -> dict[Path, list[str] | None]:
-    weight_map = read_json(folder / _INDEX).get("weight_map")
+def _weight_files(folder: Path, form: _Format) -> dict[Path, list[str] | None]:
+    """Files to read and the tensors to take from each; None: all of them."""
+    if not (folder / form.index).exists():
+        return {folder / form.single: None}
+    weight_map = read_json(folder / form.index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ConversionError(f"{_INDEX} has no weight_map.")
+        raise ConversionError(f"{form.index} has no weight_map.")
     files: dict[Path, list[str] | None] = {}
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or PurePosixPath(file_name).name != file_name or file_name in ("", ".", ".."):
-            raise ConversionError(f"{_INDEX} places {name} in {file_name!r}; only files of the folder itself are read.")
-        path = folder / file_name
-        if not path.is_file():
-            raise ConversionError(f"Shard {file_name}, which {_INDEX} names, is missing.")
+        path = _inside(folder, file_name, form.index)
         names = files.setdefault(path, [])
         assert names is not None
         names.append(name)
     return files
+
+
+def _inside(folder: Path, file_name: object, index: str) -> Path:
+    """The path of a shard; raises ConversionError if the index leads out of the folder or to nothing."""
+    if not isinstance(file_name, str) or PurePosixPath(file_name).name != file_name:
+        raise ConversionError(f"{index} names {file_name!r}; only files of the folder itself are read.")
+    if not (folder / file_name).is_file():
+        raise ConversionError(f"Shard {file_name}, which {index} names, is missing.")
+    return folder / file_name

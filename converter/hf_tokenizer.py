@@ -4,24 +4,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from limpet.backend.checkpoint import GenerationDefaults, TokenizerConfig
 from limpet.converter.errors import ConversionError
 from limpet.converter.json_file import read_json_if_present
+from limpet.converter.sentencepiece_model import read_sentencepiece_model
+from limpet.converter.sentencepiece_vocab import build_sentencepiece
 from limpet.converter.source import SourceTokenizer
-from limpet.converter.special_tokens import set_bos, starts_with
+from limpet.converter.special_tokens import add_tokens, set_bos, starts_with
+from limpet.converter.tiktoken_vocab import BEGIN, END_OF_TURN, build_llama3, is_tiktoken
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def read_hf_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
     """Read it; `config` is config.json. Raises ConversionError if the folder has no tokenizer."""
-    tokenizer = _load(folder)
+    tokenizer, names = _load(folder)
     settings = read_json_if_present(folder / "tokenizer_config.json")
-    names = {key: _text(settings.get(key)) for key in _NAMED}
-    names = {**read_special_tokens_map(folder), **{key: name for key, name in names.items() if name}}
-    _add_missing_tokens(tokenizer, settings, names)
+    for stated in (read_json_if_present(folder / "special_tokens_map.json"), settings):
+        names |= {key: text for key in _NAMED if (text := _text(stated.get(key)))}
+    _add_missing_tokens(tokenizer, folder, settings, names)
     bos = names.get("bos_token") or _token_of_id(tokenizer, config.get("bos_token_id"))
     add_bos = _settle_bos(tokenizer, settings.get("add_bos_token"), bos)
     generation = read_json_if_present(folder / "generation_config.json")
@@ -53,39 +57,58 @@ def read_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 def read_generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
     """The values it states; as in vLLM they count whether or not `do_sample` is set."""
-    fields = ("temperature", "top_k", "top_p", "repetition_penalty")
-    return GenerationDefaults(**{key: generation[key] for key in fields if generation.get(key) is not None})
+    stated = {key: value for key, value in generation.items() if value is not None}
+    try:
+        return msgspec.convert(stated, GenerationDefaults, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConversionError(f"generation_config.json has a value of the wrong kind ({error}).") from None
 
 
-def _load(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
+def _load(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer of the folder's one file or the other, and the names of special tokens that the file states."""
+    if (folder / "tokenizer.json").exists():
+        return _load_json(folder / "tokenizer.json"), {}
+    path = folder / "tokenizer.model"
     if not path.exists():
-        raise ConversionError(f"No tokenizer.json in {folder.name}: the model has no tokenizer.")
+        raise ConversionError(f"No tokenizer.json or tokenizer.model in {folder.name}: the model has no tokenizer.")
+    if is_tiktoken(path):
+        return build_llama3(path), {"bos_token": BEGIN, "eos_token": END_OF_TURN}
+    model = read_sentencepiece_model(path)
+    tokenizer = build_sentencepiece(model.pieces, model.add_dummy_prefix)
+    set_bos(tokenizer, model.bos)
+    return tokenizer, {key: text for key, text in (("bos_token", model.bos), ("eos_token", model.eos)) if text}
+
+
+def _load_json(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  the library raises plain Exception
-        raise ConversionError(f"tokenizer.json cannot be read ({error}).") from None
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise ConversionError(f"{path.name} cannot be read ({error}).") from None
     # Some files keep the limits of their training run.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def read_special_tokens_map(folder: Path) -> dict[str, str | None]:
-    entries = read_json_if_present(folder / "special_tokens_map.json")
-    return {key: _text(entries.get(key)) for key in _NAMED}
-
-
-def _add_missing_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], names: Mapping[str, str | None]) -> None:
-    """Tokens that tokenizer_config.json declares but tokenizer.json does not hold as added tokens."""
+def _add_missing_tokens(
+    tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any], names: Mapping[str, str]
+) -> None:
+    """Tokens that the folder's other files declare but the tokenizer does not keep whole; raises ConversionError if
+    they would get other ids than the files say."""
+    by_id = {int(token_id): _added_token(entry) for token_id, entry in settings.get("added_tokens_decoder", {}).items()}
+    for content, token_id in read_json_if_present(folder / "added_tokens.json").items():
+        by_id.setdefault(int(token_id), AddedToken(content, normalized=False))
     present = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    declared = sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    tokens = {entry["content"]: _added_token(entry) for _, entry in declared}
-    for name in filter(None, names.values()):
-        tokens.setdefault(name, AddedToken(name, special=True, normalized=False))
-    for content, token in tokens.items():
-        if content not in present:
+    for token_id, token in sorted(by_id.items()):
+        if token.content not in present:
             (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        if tokenizer.token_to_id(token.content) != token_id:
+            raise ConversionError(
+                f"Token {token.content!r} has id {tokenizer.token_to_id(token.content)}, not {token_id}."
+            )
+    whole = present | {token.content for token in by_id.values()}
+    known = [name for name in names.values() if tokenizer.token_to_id(name) is not None]
+    add_tokens(tokenizer, [name for name in known if name not in whole])
 
 
 def _added_token(entry: Mapping[str, Any]) -> AddedToken:

@@ -9,19 +9,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from limpet.backend.checkpoint import Manifest
-from limpet.converter.convert import Plan
+from limpet.converter.plan import Plan
 from limpet.converter.weights import Progress as Advance
+from limpet.converter.weights import shard_name
 from limpet.converter.workspace import repository_of
 
 PORT = 33337
 
 
 @contextmanager
-def progress_bar(console: Console, plan: Plan) -> Iterator[Advance]:
-    """A bar over the bytes of the weights; yields the function to call with the bytes written."""
+def progress_bar(console: Console, title: str, total_bytes: int) -> Iterator[Advance]:
+    """A bar over so many bytes; yields the function to call with the bytes just done."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(f"Converting {escape(plan.name)}", total=plan.weight_bytes)
+        task = bar.add_task(escape(title), total=total_bytes)
         yield lambda num_bytes: bar.advance(task, num_bytes)
 
 
@@ -36,6 +37,18 @@ def print_plan(console: Console, plan: Plan) -> None:
     for label, value in _facts(plan):
         table.add_row(label, escape(value))
     console.print(table)
+
+
+def print_files(console: Console, plan: Plan) -> None:
+    """Every weight that would be written, with the tensors of the source that make it."""
+    lines = []
+    for number, shard in enumerate(plan.shards, start=1):
+        lines.append(f"{shard_name(number, len(plan.shards))}:")
+        for step in shard:
+            sources = " + ".join(part.source for part in step.parts)
+            lines.append(f"    {step.target} {list(step.shape)} = {sources}")
+    lines.append(f"\nNothing was written. Without --dry-run this would become {plan.target}.")
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_next_steps(console: Console, plan: Plan, manifest: Manifest) -> None:
@@ -60,7 +73,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("Source", plan.source.kind),
         ("Model", f"{plan.name}, {plan.num_parameters / 1e6:,.1f} M parameters, {config.num_layers} layers"),
         ("Weights", f"{config.dtype}, {plan.weight_bytes / 1e6:,.0f} MB in {len(plan.shards)} file(s)"),
-        ("Context", f"{plan.engine.session_len or config.max_position_embeddings:,} tokens"),
+        ("Context", f"{plan.session_len:,} tokens"),
         ("Vocabulary", f"{config.vocab_size:,} entries, end ids {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("Template", template),
     ]

@@ -1,7 +1,10 @@
 """Rotary scaling as Hugging Face's config.json states it, in any of its spellings."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from limpet.backend.checkpoint import RopeScaling
 from limpet.converter.errors import ConversionError
@@ -50,3 +53,25 @@ def _scaling(kind: Any, parameters: Mapping[str, Any], config: Mapping[str, Any]
         truncate=bool(parameters.get("truncate", True)),
         **given,
     )
+
+
+def context_limit(max_position_embeddings: int, scaling: RopeScaling | None) -> int:
+    """The longest context that the scaling is meant for, by vLLM's rule: linear and YaRN multiply the original one.
+
+    The dynamic kind changes every frequency once the original context is passed, so it ends there.
+    """
+    if scaling is None or scaling.rope_type not in ("linear", "yarn"):
+        return max_position_embeddings
+    original = scaling.original_max_position_embeddings if scaling.rope_type == "yarn" else None
+    return int((original or max_position_embeddings) * scaling.factor)
+
+
+def llama3_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> torch.Tensor:
+    """By what Llama 3's scaling divides each of the head_dim / 2 frequencies, as llama.cpp stores it."""
+    low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position_embeddings
+    assert low is not None
+    assert high is not None
+    assert original is not None
+    wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    smooth = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 / ((1 - smooth) / scaling.factor + smooth)).float()

@@ -5,16 +5,25 @@ the source stores them differently, concatenate. `{i}` in a name stands for the 
 configuration has no target (a bias, an untied head) is idle.
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from limpet.backend.checkpoint import ModelConfig
+from limpet.backend.checkpoint import DType, ModelConfig
 from limpet.converter.errors import ConversionError
 from limpet.converter.targets import Shape, target_shapes
 
+# The types that weights may have, with the type on disk that keeps them.
+WEIGHT_DTYPES: dict[torch.dtype, DType] = {
+    torch.float64: "float32",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 RowCount = Callable[[ModelConfig], int]
 Reorder = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
 
@@ -25,6 +34,14 @@ class TensorInfo:
 
     shape: Shape
     dtype: torch.dtype
+
+
+def main_dtype(tensors: Mapping[str, TensorInfo]) -> DType:
+    """The type on disk of most of these weights."""
+    sizes: Counter[torch.dtype] = Counter()
+    for info in tensors.values():
+        sizes[info.dtype] += math.prod(info.shape)
+    return WEIGHT_DTYPES.get(sizes.most_common(1)[0][0], "float32")
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ def plan_steps(layout: Layout, config: ModelConfig, available: Mapping[str, Tens
     unused = [n for n in available if n not in needed and not any(re.fullmatch(p, n) for p in layout.ignored)]
     _require_complete(missing, unused, config)
     for step in steps:
-        _require_shapes(step, config, available)
+        _require_described(step, config, available)
     return steps
 
 
@@ -108,11 +125,14 @@ def _listing(names: list[str]) -> str:
     return f"the tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{rest}"
 
 
-def _require_shapes(step: Step, config: ModelConfig, available: Mapping[str, TensorInfo]) -> None:
+def _require_described(step: Step, config: ModelConfig, available: Mapping[str, TensorInfo]) -> None:
     for part in step.parts:
         rows = step.shape[0] if part.rows is None else part.rows(config)
-        expected, found = (rows, *step.shape[1:]), available[part.source].shape
-        if found != expected:
+        expected, found = (rows, *step.shape[1:]), available[part.source]
+        if found.shape != expected:
             raise ConversionError(
-                f"Tensor {part.source} has shape {list(found)}, the configuration implies {list(expected)}."
+                f"Tensor {part.source} has shape {list(found.shape)}, the configuration implies {list(expected)}."
             )
+        if found.dtype not in WEIGHT_DTYPES:
+            kind = str(found.dtype).removeprefix("torch.")
+            raise ConversionError(f"Tensor {part.source} has type {kind}: quantised weights cannot be converted.")

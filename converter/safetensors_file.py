@@ -17,14 +17,27 @@ from limpet.backend.checkpoint import FileEntry
 from limpet.converter.errors import ConversionError
 from limpet.converter.rules import TensorInfo
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _ALIGNMENT = 64
 
 
 class SafetensorsReader:
-    """The tensors of one file; raises ConversionError if it is cut short, damaged or quantised."""
+    """The tensors of one file; raises ConversionError if it is cut short or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,10 +61,7 @@ class SafetensorsReader:
     def _add(self, name: str, entry: dict[str, object], data_start: int) -> None:
         dtype = _DTYPES.get(str(entry.get("dtype")))
         if dtype is None:
-            raise ConversionError(
-                f"Tensor {name} in {self.path.name} has type {entry.get('dtype')}; only {', '.join(_DTYPES)} can be "
-                "converted, not quantised or integer weights."
-            )
+            raise ConversionError(f"Tensor {name} in {self.path.name} has the unknown type {entry.get('dtype')}.")
         try:
             shape = tuple(int(n) for n in entry["shape"])  # type: ignore[attr-defined]
             begin, end = (int(n) for n in entry["data_offsets"])  # type: ignore[attr-defined]

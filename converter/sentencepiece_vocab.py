@@ -30,7 +30,7 @@ class Piece:
     kind: PieceType
 
 
-def build_sentencepiece_bpe(pieces: Sequence[Piece], add_space_prefix: bool = True) -> Tokenizer:
+def build_sentencepiece(pieces: Sequence[Piece], add_space_prefix: bool = True) -> Tokenizer:
     """A tokenizer that encodes as SentencePiece's BPE with byte fallback does; it adds no BOS."""
     unknown = next((piece.text for piece in pieces if piece.kind is PieceType.UNKNOWN), None)
     vocabulary = {piece.text: index for index, piece in enumerate(pieces)}

@@ -32,7 +32,7 @@ class SourceTokenizer:
 
 @dataclass(frozen=True)
 class Source:
-    """One opened checkpoint. `config.dtype` is the type that `--dtype auto` writes."""
+    """One opened checkpoint. `config.dtype` is the type that `--dtype auto` writes; its end ids are the tokenizer's."""
 
     kind: str  # for people, e.g. "GGUF file, Q4_1"
     name: str  # the model's name unless the user gives one

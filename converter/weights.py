@@ -50,7 +50,7 @@ def write_weights(
     dtype = torch_dtype(config)
     entries: dict[str, FileEntry] = {}
     for number, shard in enumerate(shards, start=1):
-        name = f"weights-{number:05}-of-{len(shards):05}.safetensors"
+        name = shard_name(number, len(shards))
         with SafetensorsWriter(folder / name, _infos(shard, dtype)) as writer:
             for step in shard:
                 tensor = make_tensor(step, store, config)
@@ -58,6 +58,10 @@ def write_weights(
                 progress(tensor.nbytes)
         entries[name] = writer.entry()
     return entries
+
+
+def shard_name(number: int, num_shards: int) -> str:
+    return f"weights-{number:05}-of-{num_shards:05}.safetensors"
 
 
 def make_tensor(step: Step, store: TensorStore, config: ModelConfig) -> torch.Tensor:

@@ -138,7 +138,7 @@ def test_checkpoint_without_template_is_raw_and_says_so(tmp_path: Path, capsys: 
     write_tiny(source)
     (source / "chat_template.jinja").unlink()
     assert run_convert(source, tmp_path).chat_template() is None
-    assert "no chat template" in capsys.readouterr().err
+    assert "is no chat template" in capsys.readouterr().err
 
 
 def test_folder_named_by_a_number_converts_under_that_name(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ SINGLE_FAULTS: dict[str, tuple[Damage, str]] = {
         lambda folder: edit_weights(
             folder, lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)})
         ),
-        "not quantised",
+        "model.norm.weight has type int8: quantised",
     ),
     "NaN": (
         lambda folder: edit_weights(folder, lambda t: t["model.norm.weight"].fill_(float("nan"))),

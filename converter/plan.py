@@ -1,0 +1,148 @@
+"""Everything a conversion will do, decided and checked before a byte is written."""
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+
+import msgspec
+import torch
+
+from limpet.backend.checkpoint import DType, ModelConfig, TokenizerConfig
+from limpet.backend.config import EngineConfig
+from limpet.converter.built_in_templates import with_template
+from limpet.converter.chat_template import is_append_only
+from limpet.converter.errors import ConversionError
+from limpet.converter.open_source import open_source
+from limpet.converter.rules import Layout, Step, plan_steps
+from limpet.converter.source import Source
+from limpet.converter.weights import plan_shards, torch_dtype, weight_bytes
+from limpet.converter.workspace import model_name, repository_of, require_free
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for; None leaves the choice to the source."""
+
+    source: Path
+    workspace: Path
+    name: str | None = None
+    dtype: DType | None = None
+    chat_template: str | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model to write."""
+
+    source: Source
+    config: ModelConfig
+    tokenizer_config: TokenizerConfig
+    engine: EngineConfig
+    shards: list[list[Step]]
+    workspace: Path
+    name: str
+    warnings: tuple[str, ...]
+
+    @property
+    def target(self) -> Path:
+        return repository_of(self.workspace) / self.name
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(prod(step.shape) for shard in self.shards for step in shard)
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.shards, torch_dtype(self.config))
+
+    @property
+    def session_len(self) -> int:
+        return self.engine.session_len or self.config.max_position_embeddings
+
+
+def make_plan(options: Options) -> Plan:
+    """Check the source against the rules and say what will be written.
+
+    Raises ConversionError for everything that is wrong with the source, the target or the options.
+    """
+    source = _settle_template(_settle_tied_head(open_source(options.source)), options.chat_template)
+    config = msgspec.structs.replace(
+        source.config,
+        dtype=options.dtype or source.config.dtype,
+        eos_token_ids=source.tokenizer.eos_token_ids,
+    )
+    steps = plan_steps(source.layout, config, source.store.tensors)
+    _require_vocabulary(source, config)
+    engine, window_warnings = _settle_session_len(options.engine, config)
+    tokenizer_config, template_warnings = _try_template(source)
+    plan = Plan(
+        source=source,
+        config=config,
+        tokenizer_config=tokenizer_config,
+        engine=engine,
+        shards=plan_shards(steps, torch_dtype(config)),
+        workspace=options.workspace,
+        name=model_name(options.name or source.name),
+        warnings=(*source.warnings, *window_warnings, *template_warnings),
+    )
+    require_free(plan.target, options.force or options.dry_run)
+    return plan
+
+
+def _settle_tied_head(source: Source) -> Source:
+    """Decide for a tied checkpoint that also ships a head: the same one is left out, another one is kept.
+
+    transformers decides so too: a head that differs from the embedding is no tied one, whatever the configuration says.
+    """
+    names = {rule.target: rule.parts[0].source for rule in source.layout.rules}
+    head, embedding = names["lm_head.weight"], names["embed_tokens.weight"]
+    tensors = source.store.tensors
+    if not source.config.tie_word_embeddings or head not in tensors or embedding not in tensors:
+        return source
+    if torch.equal(source.store.read(head), source.store.read(embedding)):
+        layout = Layout(source.layout.rules, (*source.layout.ignored, head.replace(".", r"\.")))
+        return replace(source, layout=layout)
+    warning = f"The configuration ties the output head to the embedding, but {head} differs from it: kept as its own."
+    config = msgspec.structs.replace(source.config, tie_word_embeddings=False)
+    return replace(source, config=config, warnings=(*source.warnings, warning))
+
+
+def _settle_template(source: Source, wanted: str | None) -> Source:
+    if wanted is None:
+        return source
+    tokenizer, warnings = with_template(source.tokenizer, wanted)
+    return replace(source, tokenizer=tokenizer, warnings=(*source.warnings, *warnings))
+
+
+def _settle_session_len(engine: EngineConfig, config: ModelConfig) -> tuple[EngineConfig, list[str]]:
+    """Keep a context within the sliding window, past which full attention would be silently wrong."""
+    limit, window = config.max_position_embeddings, config.sliding_window
+    reason = "the model's context"
+    if window is not None and window < limit:
+        limit, reason = window, "the model's sliding window, past which attention is not implemented"
+    if engine.session_len is not None and engine.session_len > limit:
+        raise ConversionError(f"--session-len {engine.session_len} is more than {limit}, {reason}.")
+    if limit == config.max_position_embeddings or engine.session_len is not None:
+        return engine, []
+    warning = f"session_len is set to {limit}, {reason}; the model's context is {config.max_position_embeddings}."
+    return msgspec.structs.replace(engine, session_len=limit), [warning]
+
+
+def _require_vocabulary(source: Source, config: ModelConfig) -> None:
+    highest = max(source.tokenizer.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest >= config.vocab_size:
+        raise ConversionError(
+            f"The tokenizer has ids up to {highest}, but the model's vocabulary has {config.vocab_size} entries."
+        )
+
+
+def _try_template(source: Source) -> tuple[TokenizerConfig, list[str]]:
+    config = source.tokenizer.config
+    if source.tokenizer.chat_template is None:
+        return config, ["There is no chat template: text is passed to the model as it is (see --chat-template)."]
+    append_only = is_append_only(source.tokenizer.chat_template, config)
+    rewriting = "The chat template rewrites earlier turns: a session's next turn recomputes what changed."
+    return msgspec.structs.replace(config, append_only_template=append_only), [] if append_only else [rewriting]

@@ -1,0 +1,40 @@
+"""Files that torch.save wrote (.bin, .pth), read without running a pickle's code and one tensor at a time."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+
+from limpet.converter.errors import ConversionError
+from limpet.converter.rules import TensorInfo
+
+
+class TorchReader:
+    """The tensors of one file; raises ConversionError if it holds anything else or is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Older files are no zip archives and cannot be mapped; loading them for every tensor would take too long.
+        self._whole = None if zipfile.is_zipfile(path) else self._load(mapped=False)
+        tensors = self._whole or self._load(mapped=True)
+        self.tensors = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        if self._whole is not None:
+            return self._whole[name]
+        # The map goes at once, so that its pages do not count as this process's memory.
+        return self._load(mapped=True)[name].clone()
+
+    def _load(self, mapped: bool) -> dict[str, torch.Tensor]:
+        try:
+            content = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
+        except pickle.UnpicklingError:
+            raise ConversionError(
+                f"{self.path.name} holds more than tensors or is damaged: it is not opened."
+            ) from None
+        except (RuntimeError, EOFError, ValueError, KeyError):
+            raise ConversionError(f"{self.path.name} is damaged or cut short: download it again.") from None
+        if not isinstance(content, dict):
+            raise ConversionError(f"{self.path.name} holds no table of tensors.")
+        return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
