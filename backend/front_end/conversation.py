@@ -27,7 +27,7 @@ _PLACEHOLDER = "."  # content of a message whose place alone is wanted
 
 @dataclass(frozen=True)
 class TurnPrompt:
-    """`turn_ends[i]` is where the i-th earlier turn ends inside `ids`."""
+    """`turn_ends[i]` is where the i-th earlier turn ends inside `ids`; a raw turn needs none."""
 
     ids: list[int]
     turn_ends: list[int] = field(default_factory=list)
@@ -93,14 +93,19 @@ class Conversation:
 
     def raw_turn(self, begun: TurnBegun, text: str | None, ids: list[int]) -> TurnPrompt:
         """Ids of a session whose next turn appends `text`, or `ids` where that is None, as it is."""
-        head = unpack_ids(begun.head)
-        past = self.turn(begun, [_user(_PLACEHOLDER)]) if begun.turns else TurnPrompt(head, [len(head)])
-        history = past.ids[: past.turn_ends[-1]]
-        turn_ends = past.turn_ends if begun.turns else []
+        history = self._history(begun)
         if text is None:
-            return TurnPrompt([*history, *ids], turn_ends)
+            return TurnPrompt([*history, *ids])
         encode = self._tokenizer.encode_segment if history else self._tokenizer.encode_prompt
-        return TurnPrompt([*history, *encode(text)], turn_ends)
+        return TurnPrompt([*history, *encode(text)])
+
+    def _history(self, begun: TurnBegun) -> list[int]:
+        """The session's own ids: the last turn's prompt as it was built then, and its reply."""
+        if not begun.turns:
+            return unpack_ids(begun.head)
+        last = begun.turns[-1]
+        earlier = TurnBegun(begun.key, history_len=0, head=begun.head, turns=begun.turns[:-1])
+        return [*self.turn(earlier, msgspec.json.decode(last.messages)).ids, *unpack_ids(last.reply)]
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:

@@ -95,13 +95,15 @@ class EngineConnection:
         self._failures = 0  # engines that did not live long, in a row
         self._thread = threading.Thread(target=self._run, name="limpet-link", daemon=True)
 
-    def start(self) -> ModelInfo:
-        """Block until the engine is ready; raises EngineStartError with the reason if it does not get so far."""
+    def start(self) -> None:
+        """Begin to find or start the engine."""
         self._thread.start()
+
+    def wait_ready(self) -> ModelInfo:
+        """Block until the engine is ready; raises EngineStartError with the reason if it does not get so far."""
         if not self._decided.wait(START_DEADLINE_S):
-            self._start_error = EngineStartError(f"The engine was not ready within {START_DEADLINE_S:.0f} s.")
+            raise EngineStartError(f"The engine was not ready within {START_DEADLINE_S:.0f} s.")
         if self._start_error is not None:
-            self.stop()
             raise self._start_error
         return self.info
 

@@ -146,14 +146,18 @@ def test_the_end_of_a_changed_reply_is_found_where_its_text_survives() -> None:
     assert kept == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nI sit."
 
 
-def test_a_raw_turn_appends_to_the_ids_of_the_templated_turns() -> None:
+@pytest.mark.parametrize("template", [CHATML, QWEN3_LIKE])
+def test_a_raw_turn_appends_to_the_history_as_it_is(template: str) -> None:
     tokenizer = byte_level()
-    conversation = conversation_of(CHATML, tokenizer)
-    first = conversation.turn(begun([]), user("Hi"))
-    history = [*first.ids, 300, 301]
-    raw = conversation.raw_turn(begun([view("Hi", [300, 301])]), " and then", [])
-    assert raw.ids == [*history, *tokenizer.encode_segment(" and then")]
-    assert raw.turn_ends == [len(history)]
+    conversation = conversation_of(template, tokenizer)
+    thoughtful = tokenizer.encode_segment("<think>\nrocks?\n</think>\n\nI sit.")
+    views = [view("Hi", thoughtful), view("Go on", thoughtful)]
+    history = [*conversation.turn(begun(views[:1]), user("Go on")).ids, *thoughtful]
+    assert conversation.raw_turn(begun(views), " and then", []).ids == [
+        *history,
+        *tokenizer.encode_segment(" and then"),
+    ]
+    assert conversation.raw_turn(begun(views), None, [7, 8]).ids == [*history, 7, 8]
 
 
 def test_a_templated_turn_after_a_raw_one_continues_its_ids() -> None:

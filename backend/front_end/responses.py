@@ -1,0 +1,75 @@
+"""Responses as Triton wants them; the only place, beside the two models, that speaks pb_utils."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from limpet.backend.front_end.request import Outputs
+from limpet.backend.link.messages import ErrorCode, FinishReason
+
+_NO_OUTPUTS = Outputs(*[False] * 6)
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """What one response says; the counts beside `ids` are constant over an answer, but for `session_tokens`."""
+
+    text: str
+    ids: Sequence[int] = ()
+    finish_reason: FinishReason | None = None
+    num_input_tokens: int = 0
+    num_cached_tokens: int = 0
+    session_tokens: int = 0
+
+
+class Responder:
+    """One request's response sender. Two threads on one sender abort the server: only its sender thread calls this."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self.is_finished = False  # the last response was sent
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone; a round trip to the server of some 50 us."""
+        return bool(self._sender.is_cancelled())
+
+    def send(self, part: AnswerPart, outputs: Outputs = _NO_OUTPUTS) -> None:
+        """Send a part; the one with a finish reason is the last response."""
+        response = pb_utils.InferenceResponse(output_tensors=_tensors(part, outputs))
+        if part.finish_reason is None:
+            self._sender.send(response)
+        else:
+            self._send_last(response)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Send an error as the last response."""
+        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+        self._send_last(pb_utils.InferenceResponse(output_tensors=[], error=error))
+
+    def _send_last(self, response: Any) -> None:
+        self._sender.send(response, flags=_FINAL)
+        self.is_finished = True
+
+
+def _tensors(part: AnswerPart, outputs: Outputs) -> list[Any]:
+    tensors = [_strings("text_output", part.text)]
+    if outputs.finish_reason:
+        tensors.append(_strings("finish_reason", part.finish_reason or "None"))
+    if outputs.output_ids:
+        tensors.append(pb_utils.Tensor("output_ids", np.array(part.ids, dtype=np.int32)))
+    counts = {
+        "num_input_tokens": part.num_input_tokens,
+        "num_output_tokens": len(part.ids),
+        "num_cached_tokens": part.num_cached_tokens,
+        "session_tokens": part.session_tokens,
+    }
+    wanted = [name for name in counts if getattr(outputs, name)]
+    return tensors + [pb_utils.Tensor(name, np.array([counts[name]], dtype=np.uint32)) for name in wanted]
+
+
+def _strings(name: str, text: str) -> Any:
+    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
