@@ -1,0 +1,40 @@
+"""What comes back: chunks of a streamed answer, and the whole answer."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One response of the server: the text since the chunk before, and the counts so far."""
+
+    text: str
+    output_ids: tuple[int, ...] = ()  # the tokens of this chunk
+    num_output_tokens: int = 0  # in this chunk
+    finish_reason: str | None = None  # only in the last chunk: stop, length, context_full or cancelled
+    num_input_tokens: int = 0  # of this turn, the same in every chunk
+    num_cached_tokens: int = 0  # of the context that cost nothing, the same in every chunk
+    session_tokens: int | None = None  # length of the session's history after this chunk
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A whole answer. Of a stream that was closed or broke off: what had arrived, with `finish_reason` None."""
+
+    text: str
+    finish_reason: str | None
+    output_ids: tuple[int, ...]
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    session_tokens: int | None
+    request_id: str
+    ttft_s: float | None  # until the first chunk; None: nothing arrived. Without streaming the whole duration.
+    duration_s: float
+    replayed: bool = False  # the server no longer had the session, so the transcript was sent again
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output tokens a second after the first chunk; None if that cannot be told."""
+        if self.ttft_s is None or self.num_output_tokens < 2 or self.duration_s <= self.ttft_s:
+            return None
+        return (self.num_output_tokens - 1) / (self.duration_s - self.ttft_s)

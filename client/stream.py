@@ -1,0 +1,96 @@
+"""A streamed answer of the blocking client."""
+
+from types import TracebackType
+
+from tritonclient.grpc import service_pb2 as pb
+
+from limpet.client.call import Call
+from limpet.client.connection import Connection
+from limpet.client.errors import ConnectionLost, LimpetError
+from limpet.client.exchange import Exchange
+from limpet.client.results import Chunk, Generation
+
+
+class Stream:
+    """An iterator of Chunks; closing it, or dropping it before its end, cancels the request.
+
+    Iterating raises a LimpetError if the answer fails: Cancelled if another thread closes the stream or the client.
+    """
+
+    def __init__(self, connection: Connection, exchange: Exchange, timeout_s: float | None) -> None:
+        self._connection = connection
+        self._exchange = exchange
+        self._timeout_s = timeout_s
+        self._call: Call | None = connection.stream(exchange.request, timeout_s)
+
+    @property
+    def request_id(self) -> str:
+        """What `Client.cancel(request_id=...)` takes."""
+        return str(self._exchange.request.id)
+
+    @property
+    def result(self) -> Generation:
+        """The whole answer once the iteration has ended; before, what has arrived so far."""
+        return self._exchange.result()
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Chunk:
+        while self._call is not None:
+            try:
+                return self._receive(self._call)
+            except LimpetError as error:
+                self._call = None
+                if not self._exchange.failed(error):
+                    raise
+                self._call = self._connection.stream(self._exchange.request, self._timeout_s)
+        raise StopIteration
+
+    def read(self) -> Generation:
+        """Wait for the rest of the answer and return all of it."""
+        for _ in self:
+            pass
+        return self.result
+
+    def close(self) -> None:
+        """Stop the answer; the session keeps what had arrived. Does nothing after the end."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+            self._exchange.closed()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_call", None) is not None:
+            self.close()
+
+    def _receive(self, call: Call) -> Chunk:
+        response: pb.ModelStreamInferResponse | None = next(call, None)
+        if response is None:
+            raise ConnectionLost("The server closed the stream before the answer was complete.")
+        try:
+            chunk = self._exchange.accept(response)
+        except LimpetError:
+            call.drain()
+            raise
+        if self._exchange.complete:
+            self._call = None
+            call.drain()
+        return chunk
+
+
+def start(connection: Connection, exchange: Exchange, timeout_s: float | None, stream: bool) -> Generation | Stream:
+    """Send the request; the stream of its answer, or without `stream` the whole answer."""
+    answer = Stream(connection, exchange, timeout_s)
+    if stream:
+        return answer
+    with answer:
+        return answer.read()

@@ -1,0 +1,164 @@
+"""Triton's KServe messages: a request built from plain values, a response read into a Chunk."""
+
+import json
+import struct
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from limpet.client.errors import InvalidRequest, error_from_text
+from limpet.client.options import Messages
+from limpet.client.results import Chunk
+
+ADMIN_MODEL = "limpet_admin"
+_WANTED = ("finish_reason", "output_ids", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+_INT32 = np.iinfo(np.int32)
+
+
+def new_id() -> str:
+    """A random 128-bit string: nobody can guess another's session or request."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class SessionFields:
+    """How a request belongs to a session."""
+
+    id: str
+    start: bool = False
+    tokens: int | None = None  # cut the history to this many tokens first
+    rewind: int = 0  # then drop this many turns
+    end: bool = False
+
+
+def build_request(
+    model: str,
+    *,
+    prompt: str | None = None,
+    messages: Messages | None = None,
+    input_ids: Sequence[int] | None = None,
+    stream: bool = False,
+    options: Mapping[str, Any] | None = None,
+    apply_chat_template: bool | None = None,
+    session: SessionFields | None = None,
+) -> pb.ModelInferRequest:
+    """The protobuf message of one request; raises InvalidRequest for what cannot be sent at all."""
+    request = pb.ModelInferRequest(model_name=model, id=new_id())
+    if prompt is not None:
+        _add_string(request, "text_input", prompt)
+    if messages is not None:
+        _add_string(request, "messages", _json("messages", list(messages)))
+    if input_ids is not None:
+        _add_ids(request, input_ids)
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    if given:
+        _add_string(request, "sampling_parameters", _json("the options", given))
+    _add_bool(request, "stream", stream)
+    for name in _WANTED:
+        _add_bool(request, f"return_{name}", True)
+    if apply_chat_template is not None:
+        request.parameters["apply_chat_template"].bool_param = apply_chat_template
+    if session is not None:
+        _add_session(request, session)
+    return request
+
+
+def build_admin_request(op: str, arguments: Mapping[str, Any]) -> pb.ModelInferRequest:
+    """The message of one operation of limpet_admin; arguments that are None are left out."""
+    request = pb.ModelInferRequest(model_name=ADMIN_MODEL)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    _add_string(request, "request", _json("the operation", {"op": op, **given}))
+    return request
+
+
+def read_chunk(response: pb.ModelStreamInferResponse) -> Chunk:
+    """The chunk in a response; raises the LimpetError that the response carries."""
+    if response.error_message:
+        raise error_from_text(response.error_message)
+    outputs = _outputs(response.infer_response)
+    text = "".join(_strings(outputs.get("text_output", b"")))
+    ids = tuple(np.frombuffer(outputs.get("output_ids", b""), "<i4").tolist())
+    reason = next(iter(_strings(outputs.get("finish_reason", b""))), "None")
+    return Chunk(
+        text=text,
+        output_ids=ids,
+        num_output_tokens=_count(outputs, "num_output_tokens") or 0,
+        finish_reason=None if reason == "None" else reason,
+        num_input_tokens=_count(outputs, "num_input_tokens") or 0,
+        num_cached_tokens=_count(outputs, "num_cached_tokens") or 0,
+        session_tokens=_count(outputs, "session_tokens"),
+    )
+
+
+def is_final(response: pb.ModelStreamInferResponse) -> bool:
+    """Whether this is the request's last response."""
+    parameters = response.infer_response.parameters
+    return "triton_final_response" in parameters and bool(parameters["triton_final_response"].bool_param)
+
+
+def read_admin_response(response: pb.ModelInferResponse) -> dict[str, Any]:
+    """The JSON object that limpet_admin answered."""
+    answer: dict[str, Any] = json.loads(_strings(_outputs(response)["response"])[0])
+    return answer
+
+
+def _add_session(request: pb.ModelInferRequest, session: SessionFields) -> None:
+    _add_bool(request, "return_session_tokens", True)
+    request.parameters["sequence_id"].string_param = session.id
+    request.parameters["sequence_start"].bool_param = session.start
+    request.parameters["sequence_end"].bool_param = session.end
+    if session.tokens is not None:
+        request.parameters["session_tokens"].int64_param = session.tokens
+    if session.rewind:
+        request.parameters["session_rewind"].int64_param = session.rewind
+
+
+def _add_string(request: pb.ModelInferRequest, name: str, value: str) -> None:
+    try:
+        encoded = value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name} holds half of a surrogate pair: only complete characters can be sent.") from None
+    request.inputs.add(name=name, datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(struct.pack("<I", len(encoded)) + encoded)
+
+
+def _add_bool(request: pb.ModelInferRequest, name: str, value: bool) -> None:
+    request.inputs.add(name=name, datatype="BOOL", shape=[1])
+    request.raw_input_contents.append(b"\x01" if value else b"\x00")
+
+
+def _add_ids(request: pb.ModelInferRequest, ids: Sequence[int]) -> None:
+    array = np.asarray(ids, dtype=np.int64)  # [num_tokens]
+    if array.ndim != 1 or (array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max)):
+        raise InvalidRequest("input_ids must be a flat list of 32-bit integers.")
+    request.inputs.add(name="input_ids", datatype="INT32", shape=[array.size])
+    request.raw_input_contents.append(array.astype("<i4").tobytes())
+
+
+def _json(what: str, value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"Cannot write {what} as JSON: {error}.") from None
+
+
+def _outputs(response: pb.ModelInferResponse) -> dict[str, bytes]:
+    names = (output.name for output in response.outputs)
+    return dict(zip(names, response.raw_output_contents, strict=True))
+
+
+def _strings(raw: bytes) -> list[str]:
+    strings, offset = [], 0
+    while offset < len(raw):
+        (length,) = struct.unpack_from("<I", raw, offset)
+        strings.append(raw[offset + 4 : offset + 4 + length].decode("utf-8"))
+        offset += 4 + length
+    return strings
+
+
+def _count(outputs: Mapping[str, bytes], name: str) -> int | None:
+    return int(np.frombuffer(outputs[name], "<u4")[0]) if name in outputs else None
