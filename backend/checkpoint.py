@@ -6,6 +6,7 @@
         1/checkpoint/model.json      ModelConfig
         1/checkpoint/manifest.json   Manifest: every other file of checkpoint/ with size and SHA-256
         1/checkpoint/weights-00001-of-0000N.safetensors
+        1/checkpoint/linked-FILE.safetensors   hard link to a source's file (--link); Manifest.linked names its weights
         1/checkpoint/tokenizer.json
         1/checkpoint/tokenizer_config.json   TokenizerConfig
         1/checkpoint/chat_template.jinja     absent: raw mode
@@ -113,6 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # kind and name of the source, no absolute path
     num_parameters: int
     files: dict[str, FileEntry]
+    linked: dict[str, dict[str, str]] = {}  # by file: tensor in it -> weight; its other tensors are no weights
 
 
 class CheckpointDir:

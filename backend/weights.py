@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError
@@ -17,23 +17,27 @@ def load_weights(model: nn.Module, checkpoint: CheckpointDir) -> int:
     """
     parameters = dict(model.named_parameters())  # a tied weight is listed once
     unfilled = set(parameters)
+    linked = checkpoint.manifest().linked
     for path in checkpoint.weight_files():
-        _load_file(path, parameters, unfilled)
+        _load_file(path, linked.get(path.name), parameters, unfilled)
     if unfilled:
         raise CheckpointError(f"The checkpoint lacks {_some(unfilled)}: convert the model again.")
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 
-def _load_file(path: Path, parameters: dict[str, nn.Parameter], unfilled: set[str]) -> None:
+def _load_file(
+    path: Path, linked: dict[str, str] | None, parameters: dict[str, nn.Parameter], unfilled: set[str]
+) -> None:
+    """Take every tensor of the file, or those that `linked` lists with the weights they are."""
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open is no dict
+            for stored, name in (linked or {key: key for key in file.keys()}).items():  # noqa: SIM118 - no dict
                 if name not in unfilled:
                     reason = "is there twice" if name in parameters else "belongs to no parameter of the model"
                     raise CheckpointError(f"Tensor {name} of {path.name} {reason}: convert the model again.")
-                _fill(name, parameters[name], file.get_tensor(name))
+                _fill(name, parameters[name], file.get_tensor(stored))
                 unfilled.remove(name)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path.name} cannot be read ({error}): convert the model again.") from None
 
 

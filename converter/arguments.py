@@ -46,6 +46,7 @@ def parse_arguments(argv: list[str] | None) -> Options | Path:
         chat_template=arguments.chat_template,
         engine=_engine(parser, arguments),
         force=arguments.force,
+        link=arguments.link,
         dry_run=arguments.dry_run,
     )
 
@@ -74,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a Jinja file, or one of {', '.join(NAMES)}; default: the checkpoint's own, else none (raw mode)",
     )
     parser.add_argument("--force", action="store_true", help="replace the model if it exists")
+    parser.add_argument(
+        "--link",
+        action="store_true",
+        help="hard-link the checkpoint's safetensors for the weights that need no change (do not edit them afterwards: "
+        "--check would notice); the others are written",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be written, and write nothing")
     parser.add_argument("--check", metavar="DIR", help="verify a converted model (or all of a workspace) instead")
     group = parser.add_argument_group(

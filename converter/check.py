@@ -1,7 +1,6 @@
 """Verifying converted models: every file's size and checksum, every weight's name, type and shape."""
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,12 +9,12 @@ from tokenizers import Tokenizer
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError, FileEntry, Manifest, ModelConfig
 from limpet.converter.chat_template import is_append_only
 from limpet.converter.errors import ConversionError
+from limpet.converter.links import file_entry
 from limpet.converter.rules import TensorInfo
 from limpet.converter.safetensors_file import SafetensorsReader
 from limpet.converter.targets import target_shapes
+from limpet.converter.weights import Progress
 from limpet.converter.workspace import repository_of
-
-_CHUNK_BYTES = 1 << 24
 
 
 def find_models(path: Path) -> list[Path]:
@@ -27,7 +26,7 @@ def find_models(path: Path) -> list[Path]:
     raise ConversionError(f"{path} holds no converted model.")
 
 
-def check_model(root: Path, progress: Callable[[int], None]) -> Manifest:
+def check_model(root: Path, progress: Progress) -> Manifest:
     """Read the whole model; raises CheckpointError or ConversionError naming the first thing that is wrong."""
     checkpoint = CheckpointDir(root)
     manifest = checkpoint.manifest()
@@ -35,7 +34,7 @@ def check_model(root: Path, progress: Callable[[int], None]) -> Manifest:
     _require_no_other_files(checkpoint, manifest)
     for name, entry in manifest.files.items():
         _require_checksum(checkpoint.folder / name, entry, progress)
-    _require_weights(weight_files, checkpoint.model_config())
+    _require_weights(weight_files, manifest.linked, checkpoint.model_config())
     Tokenizer.from_file(str(checkpoint.tokenizer_path))
     template = checkpoint.chat_template()
     if template is not None:
@@ -54,27 +53,19 @@ def _require_no_other_files(checkpoint: CheckpointDir, manifest: Manifest) -> No
         raise CheckpointError(f"{others[0]} is not in the manifest: remove it or convert the model again.")
 
 
-def _require_checksum(path: Path, entry: FileEntry, progress: Callable[[int], None]) -> None:
-    sha256 = hashlib.sha256()
-    for chunk in _chunks(path):
-        sha256.update(chunk)
-        progress(len(chunk))
-    if sha256.hexdigest() != entry.sha256:
+def _require_checksum(path: Path, entry: FileEntry, progress: Progress) -> None:
+    if file_entry(path, progress) != entry:
         raise CheckpointError(f"{path.name} was changed after the conversion: convert the model again.")
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-
-
-def _require_weights(files: list[Path], config: ModelConfig) -> None:
+def _require_weights(files: list[Path], linked: Mapping[str, Mapping[str, str]], config: ModelConfig) -> None:
     dtype = getattr(torch, config.dtype)
     expected = {name: TensorInfo(shape, dtype) for name, shape in target_shapes(config).items()}
     found: dict[str, TensorInfo] = {}
     for path in files:
-        found |= SafetensorsReader(path).tensors
+        stored = SafetensorsReader(path).tensors
+        names = linked.get(path.name, {name: name for name in stored})
+        found |= {weight: stored[name] for name, weight in names.items() if name in stored}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if wrong:
         raise CheckpointError(f"Weight {wrong[0]} does not fit the configuration: convert the model again.")

@@ -40,7 +40,7 @@ def _convert(options: Options, console: Console) -> int:
     if options.dry_run:
         print_files(Console(), plan)
         return 0
-    with progress_bar(console, f"Converting {plan.name}", plan.weight_bytes) as progress:
+    with progress_bar(console, f"Converting {plan.name}", plan.total_bytes) as progress:
         manifest = convert(plan, progress)
     print_next_steps(Console(), plan, manifest)
     return 0
@@ -64,6 +64,8 @@ def _fail(console: Console, sentence: str) -> int:
 def _sentence(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"The disk is full ({error.strerror}): nothing was changed."
+    if error.errno == errno.EXDEV:
+        return "--link needs the source and the workspace on one file system."
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}."
 

@@ -8,7 +8,9 @@ import msgspec
 
 from limpet.backend.checkpoint import FORMAT_VERSION, CheckpointDir, FileEntry, Manifest
 from limpet.converter.errors import ConversionError
+from limpet.converter.links import link_files, link_name
 from limpet.converter.plan import Plan
+from limpet.converter.rules import Step
 from limpet.converter.weights import Progress, write_weights
 from limpet.converter.workspace import add_admin_model, published, write_model_files
 
@@ -22,24 +24,30 @@ def convert(plan: Plan, progress: Progress) -> Manifest:
         checkpoint.folder.mkdir()
         entries = _write_small_files(plan, checkpoint)
         entries |= write_weights(checkpoint.folder, plan.shards, plan.source.store, plan.config, progress)
+        entries |= link_files(checkpoint.folder, plan.linked, plan.source.store, plan.config, progress)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             limpet_version=version("limpet"),
             source=f"{plan.source.kind}: {plan.source.name}",
             num_parameters=plan.num_parameters,
             files=entries,
+            linked={link_name(path): _link_names(steps) for path, steps in plan.linked.items()},
         )
         checkpoint.manifest_path.write_bytes(_pretty(manifest))
     add_admin_model(plan.target.parent)
     return manifest
 
 
+def _link_names(steps: list[Step]) -> dict[str, str]:
+    return {step.parts[0].source: step.target for step in steps}
+
+
 def _require_space(plan: Plan) -> None:
     existing = next(folder for folder in (plan.workspace, *plan.workspace.resolve().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    if free < plan.weight_bytes:
+    if free < plan.written_bytes:
         raise ConversionError(
-            f"{existing} has {free / 1e9:.1f} GB free, the weights need {plan.weight_bytes / 1e9:.1f} GB."
+            f"{existing} has {free / 1e9:.1f} GB free, the weights need {plan.written_bytes / 1e9:.1f} GB."
         )
 
 

@@ -64,6 +64,9 @@ class GGUFFile:
             raise ConversionError(f"Tensor {name} has type {kind}, which the gguf library cannot dequantise.") from None
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(shape)
 
+    def file_of(self, name: str) -> None:
+        return None
+
     def _info(self, name: str) -> TensorInfo:
         # GGUF lists the fastest dimension first.
         shape = tuple(int(size) for size in reversed(self._entries[name].shape))

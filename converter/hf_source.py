@@ -50,6 +50,10 @@ class HFStore:
     def read(self, name: str) -> torch.Tensor:
         return self._readers[name].read(name)
 
+    def file_of(self, name: str) -> Path | None:
+        reader = self._readers[name]
+        return reader.path if isinstance(reader, SafetensorsReader) else None
+
 
 def open_hf_folder(folder: Path) -> Source:
     """Read a folder's configuration, headers and tokenizer; raises ConversionError for what Limpet cannot serve."""

@@ -35,6 +35,9 @@ class MetaStore:
             return self._parts[0].read(name)
         return torch.cat([part.read(name) for part in self._parts], dim=dimension)
 
+    def file_of(self, name: str) -> None:
+        return None
+
     def _merged_info(self, name: str) -> TensorInfo:
         first = self._parts[0].tensors[name]
         for part in self._parts:

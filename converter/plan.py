@@ -12,6 +12,7 @@ from limpet.backend.config import EngineConfig
 from limpet.converter.built_in_templates import with_template
 from limpet.converter.chat_template import is_append_only
 from limpet.converter.errors import ConversionError
+from limpet.converter.links import LinkedSteps, split_linkable
 from limpet.converter.open_source import open_source
 from limpet.converter.rules import Layout, Step, plan_steps
 from limpet.converter.source import Source
@@ -30,6 +31,7 @@ class Options:
     chat_template: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     force: bool = False
+    link: bool = False
     dry_run: bool = False
 
 
@@ -41,6 +43,7 @@ class Plan:
     config: ModelConfig
     tokenizer_config: TokenizerConfig
     engine: EngineConfig
+    linked: LinkedSteps
     shards: list[list[Step]]
     workspace: Path
     name: str
@@ -52,11 +55,17 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        return sum(prod(step.shape) for shard in self.shards for step in shard)
+        return sum(prod(step.shape) for steps in (*self.shards, *self.linked.values()) for step in steps)
 
     @property
-    def weight_bytes(self) -> int:
+    def written_bytes(self) -> int:
+        """Of the weights' new files."""
         return weight_bytes(self.shards, torch_dtype(self.config))
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all weights, linked ones included."""
+        return self.num_parameters * torch_dtype(self.config).itemsize
 
     @property
     def session_len(self) -> int:
@@ -76,6 +85,7 @@ def make_plan(options: Options) -> Plan:
     )
     steps = plan_steps(source.layout, config, source.store.tensors)
     _require_vocabulary(source, config)
+    linked, written = split_linkable(steps, source.store, config) if options.link else ({}, steps)
     engine, window_warnings = _settle_session_len(options.engine, config)
     tokenizer_config, template_warnings = _try_template(source)
     plan = Plan(
@@ -83,7 +93,8 @@ def make_plan(options: Options) -> Plan:
         config=config,
         tokenizer_config=tokenizer_config,
         engine=engine,
-        shards=plan_shards(steps, torch_dtype(config)),
+        linked=linked,
+        shards=plan_shards(written, torch_dtype(config)),
         workspace=options.workspace,
         name=model_name(options.name or source.name),
         warnings=(*source.warnings, *window_warnings, *template_warnings),

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from limpet.backend.checkpoint import Manifest
+from limpet.converter.links import link_name
 from limpet.converter.plan import Plan
 from limpet.converter.weights import Progress as Advance
 from limpet.converter.weights import shard_name
@@ -47,6 +48,9 @@ def print_files(console: Console, plan: Plan) -> None:
         for step in shard:
             sources = " + ".join(part.source for part in step.parts)
             lines.append(f"    {step.target} {list(step.shape)} = {sources}")
+    for path, steps in plan.linked.items():
+        lines.append(f"{link_name(path)} -> {path}:")
+        lines += [f"    {step.target} {list(step.shape)} = {step.parts[0].source}" for step in steps]
     lines.append(f"\nNothing was written. Without --dry-run this would become {plan.target}.")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
@@ -72,7 +76,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("Source", plan.source.kind),
         ("Model", f"{plan.name}, {plan.num_parameters / 1e6:,.1f} M parameters, {config.num_layers} layers"),
-        ("Weights", f"{config.dtype}, {plan.weight_bytes / 1e6:,.0f} MB in {len(plan.shards)} file(s)"),
+        ("Weights", f"{config.dtype}, {plan.total_bytes / 1e6:,.0f} MB, {plan.written_bytes / 1e6:,.0f} MB to write"),
         ("Context", f"{plan.session_len:,} tokens"),
         ("Vocabulary", f"{config.vocab_size:,} entries, end ids {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("Template", template),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -18,6 +19,10 @@ class TensorStore(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> torch.Tensor: ...
+
+    def file_of(self, name: str) -> Path | None:
+        """The safetensors file that holds the tensor as it is, if it is one."""
+        ...
 
 
 @dataclass(frozen=True)
