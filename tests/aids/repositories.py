@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from limpet.backend.config import EngineConfig
-from limpet.converter.convert import convert, make_plan
+from limpet.converter.convert import convert
+from limpet.converter.plan import Options, make_plan
 from tests.aids.chain_checkpoint import write_chain_huggingface
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,8 @@ def _converted(name: str, write_source: Callable[[Path], Path], engine: EngineCo
             _forget_old(kept)
             shutil.rmtree(workspace, ignore_errors=True)
             source = write_source(workspace / "source")
-            convert(make_plan(source, workspace, name, None, engine), lambda num_bytes: None)
+            options = Options(source=source, workspace=workspace, name=name, engine=engine)
+            convert(make_plan(options), lambda num_bytes: None)
         (workspace / "done").touch()
     return workspace / "model_repository"
 
