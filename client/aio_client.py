@@ -143,12 +143,12 @@ class AsyncClient:
         await self.admin("cancel", request_id=request_id, session_id=session_id)
 
     async def status(self) -> dict[str, Any]:
-        """The engine's state and counters."""
+        """State and counters of the engines: `ready`, `models` by name, `reason` if one is not ready."""
         return await self.admin("status")
 
-    async def sessions(self) -> dict[str, Any]:
-        """The sessions that the server keeps."""
-        return await self.admin("sessions")
+    async def sessions(self) -> list[dict[str, Any]]:
+        """The sessions that the server keeps: session_id, tokens, turns, running, idle_s."""
+        return list((await self.admin("sessions"))["sessions"])
 
     async def ready(self) -> bool:
         """Whether the server answers requests now; never raises."""

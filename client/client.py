@@ -140,12 +140,12 @@ class Client:
         self.admin("cancel", request_id=request_id, session_id=session_id)
 
     def status(self) -> dict[str, Any]:
-        """The engine's state and counters."""
+        """State and counters of the engines: `ready`, `models` by name, `reason` if one is not ready."""
         return self.admin("status")
 
-    def sessions(self) -> dict[str, Any]:
-        """The sessions that the server keeps."""
-        return self.admin("sessions")
+    def sessions(self) -> list[dict[str, Any]]:
+        """The sessions that the server keeps: session_id, tokens, turns, running, idle_s."""
+        return list(self.admin("sessions")["sessions"])
 
     def ready(self) -> bool:
         """Whether the server answers requests now; never raises."""

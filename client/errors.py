@@ -66,7 +66,12 @@ _BY_CODE: dict[str, type[LimpetError]] = {
     kind.code: kind for kind in (InvalidRequest, NotFound, Unavailable, Cancelled, ServerError)
 }
 _CODED = re.compile(rf"^(?:\[request id: [^\]]*\] )?\[({'|'.join(_BY_CODE)})\] (.*)$", re.DOTALL)
-# Triton keeps only the text of an error on a stream, so its own errors can be told apart only by their wording.
+_PHRASES: tuple[tuple[str, type[LimpetError]], ...] = (
+    ("session not found", SessionNotFound),
+    ("session busy", SessionBusy),
+)
+# On a stream Triton passes on an error's text and not its code, so Limpet writes the code into the text; Triton's own
+# errors can be told apart only by their wording.
 _TRITON_WORDING: tuple[tuple[str, type[LimpetError]], ...] = (
     ("has no available versions", Unavailable),
     ("is not ready", Unavailable),
@@ -83,11 +88,8 @@ def error_from_text(text: str) -> LimpetError:
         kind = next((kind for wording, kind in _TRITON_WORDING if wording in text), InvalidRequest)
         return kind(text)
     code, sentence = coded.groups()
-    if sentence.startswith("session not found"):
-        return SessionNotFound(sentence)
-    if sentence.startswith("session busy"):
-        return SessionBusy(sentence)
-    return _BY_CODE[code](sentence)
+    start = sentence.lower()
+    return next((kind for phrase, kind in _PHRASES if start.startswith(phrase)), _BY_CODE[code])(sentence)
 
 
 def error_from_rpc(error: grpc.RpcError, address: str) -> LimpetError:
