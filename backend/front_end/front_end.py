@@ -56,7 +56,7 @@ class FrontEnd:
             answer.start(read_triton_request(request))
         except Exception:
             _logger.exception("A request could not be accepted.")
-            answer.deliver(Refused(RequestError("The request could not be read; the server's log says why.")))
+            answer.deliver(Refused(RequestError("The request could not be read; the log says why.", "INTERNAL")))
 
     def stop(self) -> None:
         """Answer what is still open with an error, leave the engine, end all threads."""

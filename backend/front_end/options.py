@@ -155,4 +155,4 @@ def _by_first_name(source: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 def _suggestion(name: str) -> str:
     close = difflib.get_close_matches(name, OPTION_NAMES, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
