@@ -10,12 +10,13 @@ class AttentionMetadata:
     """The step's tokens are the decodes (one each), then the prefill chunks one after the other."""
 
     slots: Tensor  # [num_tokens] block * block_size + offset of each token
-    decode_block_tables: Tensor  # [num_decodes, max_blocks]
-    decode_kv_lens: list[int]  # cached positions of each decode, its new token included
-    prefill_block_tables: Tensor  # [num_prefills, max_blocks]
-    prefill_q_lens: list[int]
-    prefill_kv_lens: list[int]
+    decode_block_tables: Tensor  # [num_decodes, max_blocks] int32
+    decode_kv_lens: Tensor  # [num_decodes] int32, cached positions of each decode, its new token included
+    prefill_block_tables: Tensor  # [num_prefills, max_blocks] int32
+    prefill_kv_lens: Tensor  # [num_prefills] int32
+    cu_q_lens: Tensor  # [num_prefills + 1] int32, where each chunk begins among the prefill tokens
+    max_q_len: int  # the longest chunk; 0: no prefills
 
     @property
     def num_decodes(self) -> int:
-        return len(self.decode_kv_lens)
+        return self.decode_kv_lens.shape[0]

@@ -5,6 +5,7 @@ lays out the step's tokens: decodes (one token each) first, then prefill chunks.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -63,10 +64,11 @@ class InputBatch:
             attention=AttentionMetadata(
                 slots=self._tensor(blocks * self.block_size + positions % self.block_size),
                 decode_block_tables=self._tables(decodes),
-                decode_kv_lens=[work.start + 1 for work in decodes],
+                decode_kv_lens=self._int32([work.start + 1 for work in decodes]),
                 prefill_block_tables=self._tables(prefills),
-                prefill_q_lens=[work.num_tokens for work in prefills],
-                prefill_kv_lens=[work.start + work.num_tokens for work in prefills],
+                prefill_kv_lens=self._int32([work.start + work.num_tokens for work in prefills]),
+                cu_q_lens=self._int32(list(accumulate((work.num_tokens for work in prefills), initial=0))),
+                max_q_len=max((work.num_tokens for work in prefills), default=0),
             ),
             sampled_tokens=self._tensor(ends[sampled] - 1),
             sampled_rows=[plan.work[index].row for index in sampled],
@@ -89,7 +91,11 @@ class InputBatch:
     def _tables(self, work: list[RowWork]) -> Tensor:
         rows = [item.row for item in work]
         longest = max((self._num_blocks[row] for row in rows), default=0)
-        return self._tensor(self._block_tables[rows, :longest] if rows else np.zeros((0, 0), dtype=np.int64))
+        tables = self._block_tables[rows, :longest] if rows else np.zeros((0, 0), dtype=np.int64)
+        return torch.from_numpy(tables.astype(np.int32)).to(self.device)
+
+    def _int32(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

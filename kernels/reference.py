@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Root-mean-square norm over the last dimension, after adding `x` to `residual` in place if one is given.
 
     Zhang and Sennrich 2019: x / sqrt(mean(x^2) + eps) * weight, computed in float32.
@@ -18,8 +20,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     if residual is not None:
         x = residual.add_(x)
     if x.dtype == torch.float32:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
+        y = F.rms_norm(x, (x.shape[-1],), weight, eps)
+    else:
+        y = F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
+    return y if out is None else out.copy_(y)
 
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -37,33 +41,39 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     second.copy_(rotated_second)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def silu_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """silu(gate) * up for gate_up [num_tokens, 2 * intermediate] = gate columns, then up columns."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return torch.mul(F.silu(gate), up, out=out)
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Write k [num_tokens, num_kv_heads, head_dim_qk] and v into the cache; slots [num_tokens]."""
+    """Write k [num_tokens, num_kv_heads, head_dim_qk] and v into the cache; slots [num_tokens] int64."""
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
 
 def decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, kv_lens: list[int], scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token per sequence over its cached positions, its own included.
 
-    q [num_seqs, num_heads, head_dim_qk], block_tables [num_seqs, max_blocks]; returns [num_seqs, num_heads,
-    head_dim_v]. Sequences of similar length are computed together, padded to the longest of them.
+    q [num_seqs, num_heads, head_dim_qk], block_tables [num_seqs, max_blocks] and kv_lens [num_seqs] in int32; returns
+    [num_seqs, num_heads, head_dim_v]. Sequences of similar length are computed together, padded to the longest.
     """
-    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
+    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1]) if out is None else out
     block_size = k_cache.shape[1]
-    for rows in _length_groups(kv_lens):
-        longest = max(kv_lens[row] for row in rows)
+    lengths = kv_lens.tolist()
+    for rows in _length_groups(lengths):
+        longest = max(lengths[row] for row in rows)
         tables = block_tables[rows, : -(-longest // block_size)]
-        lengths = torch.tensor([kv_lens[row] for row in rows], device=q.device)
-        out[rows] = _padded_decode(q[rows], k_cache, v_cache, tables, lengths, scale)
+        out[rows] = _padded_decode(q[rows], k_cache, v_cache, tables, kv_lens[rows], scale)
     return out
 
 
@@ -72,22 +82,28 @@ def prefill_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
-    q_lens: list[int],
-    kv_lens: list[int],
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    max_q_len: int,
     scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of the last q_lens[i] of kv_lens[i] cached positions, sequence after sequence.
+    """Causal attention of the last tokens of each sequence over its cached positions, their own included.
 
-    q [sum(q_lens), num_heads, head_dim_qk], block_tables [num_seqs, max_blocks]; returns [sum(q_lens), num_heads,
+    q [num_tokens, num_heads, head_dim_qk], sequence after sequence: sequence i has the tokens cu_q_lens[i] …
+    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions. block_tables
+    [num_seqs, max_blocks], cu_q_lens [num_seqs + 1] and kv_lens [num_seqs] are int32. Returns [num_tokens, num_heads,
     head_dim_v].
     """
-    outputs = []
-    for queries, table, kv_len in zip(torch.split(q, q_lens), block_tables, kv_lens, strict=True):
-        blocks = table[: -(-kv_len // k_cache.shape[1])]
+    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1]) if out is None else out
+    starts = cu_q_lens.tolist()
+    for index, kv_len in enumerate(kv_lens.tolist()):
+        tokens = slice(starts[index], starts[index + 1])
+        blocks = block_tables[index, : -(-kv_len // k_cache.shape[1])]
         k = k_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]  # [kv_len, num_kv_heads, head_dim]
         v = v_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]
-        outputs.append(_causal_attention(queries, k, v, scale))
-    return torch.cat(outputs)
+        out[tokens] = _causal_attention(q[tokens], k, v, scale)
+    return out
 
 
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -1,10 +1,9 @@
 """Attention over the paged cache: decodes and prefill chunks of one step."""
 
-import torch
 from torch import Tensor, nn
 
 from limpet.backend.attention_metadata import AttentionMetadata
-from limpet.kernels.reference import decode_attention, prefill_attention, store_kv
+from limpet.backend.layers.device_kernels import kernels_for
 
 
 class PagedAttention(nn.Module):
@@ -16,16 +15,27 @@ class PagedAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], step: AttentionMetadata) -> Tensor:
         """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] -> like q."""
-        k_cache, v_cache = cache
-        store_kv(k, v, k_cache, v_cache, step.slots)
-        split = step.num_decodes
-        outputs = []
-        if split:
-            tables, lengths = step.decode_block_tables, step.decode_kv_lens
-            outputs.append(decode_attention(q[:split], k_cache, v_cache, tables, lengths, self.scale))
-        if step.prefill_q_lens:
-            tables, lengths = step.prefill_block_tables, step.prefill_kv_lens
-            outputs.append(
-                prefill_attention(q[split:], k_cache, v_cache, tables, step.prefill_q_lens, lengths, self.scale)
-            )
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        kernels_for(q.device).store_kv(k, v, *cache, step.slots)
+        out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+        if step.num_decodes:
+            self._decode(q, cache, step, out)
+        if step.max_q_len:
+            self._prefill(q, cache, step, out)
+        return out
+
+    def _decode(self, q: Tensor, cache: tuple[Tensor, Tensor], step: AttentionMetadata, out: Tensor) -> None:
+        end = step.num_decodes
+        decode = kernels_for(q.device).decode_attention
+        decode(q[:end], *cache, step.decode_block_tables, step.decode_kv_lens, self.scale, out=out[:end])
+
+    def _prefill(self, q: Tensor, cache: tuple[Tensor, Tensor], step: AttentionMetadata, out: Tensor) -> None:
+        kernels_for(q.device).prefill_attention(
+            q[step.num_decodes :],
+            *cache,
+            step.prefill_block_tables,
+            step.cu_q_lens,
+            step.prefill_kv_lens,
+            step.max_q_len,
+            self.scale,
+            out=out[step.num_decodes :],
+        )

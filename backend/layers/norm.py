@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from limpet.kernels.reference import rms_norm
+from limpet.backend.layers.device_kernels import kernels_for
 
 
 class RMSNorm(nn.Module):
@@ -15,4 +15,4 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, residual)
+        return kernels_for(x.device).rms_norm(x, self.weight, self.eps, residual)

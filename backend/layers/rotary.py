@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limpet.backend.checkpoint import CheckpointError, ModelConfig, RopeScaling
-from limpet.kernels.reference import apply_rotary
+from limpet.backend.layers.device_kernels import kernels_for
 
 
 class Rotary:
@@ -36,7 +36,7 @@ class Rotary:
 
 def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> None:
     """Rotate heads [num_tokens, num_heads, head_dim] in place."""
-    apply_rotary(heads, *angles)
+    kernels_for(heads.device).apply_rotary(heads, *angles)
 
 
 def _frequencies(config: ModelConfig, session_len: int) -> Tensor:

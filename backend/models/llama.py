@@ -5,12 +5,12 @@ from torch import Tensor, nn
 
 from limpet.backend.attention_metadata import AttentionMetadata
 from limpet.backend.checkpoint import ModelConfig
+from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.attention import PagedAttention
 from limpet.backend.layers.embedding import Embedding
 from limpet.backend.layers.linear import Linear
 from limpet.backend.layers.norm import RMSNorm
 from limpet.backend.layers.rotary import Rotary, rotate
-from limpet.kernels.reference import silu_and_mul
 
 LayerCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, block_size, num_kv_heads, head_dim]
 Angles = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, head_dim / 2]
