@@ -65,7 +65,7 @@ class Administration:
         if not isinstance(op, str):
             raise RequestError('The request needs an op, such as {"op": "status"}.')
         engines = self._engines()
-        if model is not None and model not in engines:
+        if model is not None and model not in list(engines):
             raise RequestError(f"There is no model {model!r}; known are {', '.join(engines)}.", "NOT_FOUND")
         if model is None and len(engines) != 1 and op not in _OPS_FOR_ALL:
             raise RequestError(f"op {op} needs a model: one of {', '.join(engines)}.")

@@ -15,7 +15,19 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from limpet.backend.link.messages import HEARTBEAT_S, Bye, Delivered, Hello, Message, ModelInfo, Ping, ToEngine, Welcome
+from limpet.backend.link.messages import (
+    HEARTBEAT_S,
+    Bye,
+    Delivered,
+    Hello,
+    Message,
+    ModelInfo,
+    Ping,
+    Settle,
+    Settled,
+    ToEngine,
+    Welcome,
+)
 from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime
 
 WAIT_S = 20.0
@@ -30,6 +42,7 @@ class FakeEngine:
         self._address = runtime.address
         self.info = info
         self.is_silent = False
+        self.settles_by_itself = False
         self.delivered: dict[int, int] = {}
         self.hellos: list[Hello] = []
         self._arrived: queue.Queue[Message] = queue.Queue()
@@ -95,6 +108,8 @@ class FakeEngine:
             self.delivered.update(zip(message.keys, message.counts, strict=True))
         elif not isinstance(message, Ping):
             self._arrived.put(message)
+            if isinstance(message, Settle) and self.settles_by_itself:
+                self._outgoing.put(Settled(message.key, message.keep))
 
     def await_bye(self) -> None:
         self.expect(Bye)

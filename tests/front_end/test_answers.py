@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from limpet.backend.link.messages import (
     Abandon,
@@ -12,6 +14,7 @@ from limpet.backend.link.messages import (
     CancelRequested,
     EndSession,
     Failed,
+    Message,
     Outputs,
     PollCancel,
     Settle,
@@ -344,6 +347,53 @@ def test_stopping_ends_every_request(stage: Stage) -> None:
     stage.front_end._connection._lose("The server is unloading the model.")
     for sender in (*waiting, turn):
         assert error_of(sender) == ("UNAVAILABLE", "The server is unloading the model.")
+
+
+def messages_so_far(stage: Stage) -> list[Message]:
+    """What the engine has received from requests that are over."""
+    last = stage.ask("", session="last", flags=END)
+    messages = []
+    while not isinstance(message := stage.engine.expect(Message), EndSession):
+        messages.append(message)
+    stage.engine.send(Settled(message.key, 0))
+    last.all()
+    return messages
+
+
+ACTIONS = ("text", "stop string", "half", "admin cancel", "poll", "client gone", "error", "end")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(ACTIONS), max_size=12), st.booleans(), st.booleans())
+def test_whatever_happens_a_turn_is_answered_and_settled_once(
+    stage: Stage, actions: list[str], stream: bool, has_session: bool
+) -> None:
+    sender = stage.ask(stream=stream, stop_words=["STOP"], **({"session": "s", "flags": START} if has_session else {}))
+    key = (stage.turn_submitted() if has_session else stage.submitted()).key
+    stage.engine.settles_by_itself = True
+    for action in (*actions, "end"):
+        match action:
+            case "text":
+                stage.generate(key, "some ST")
+            case "stop string":
+                stage.generate(key, "STOP")
+            case "half":
+                stage.generate(key, ids=[half_a_character(stage)])
+            case "admin cancel":
+                stage.engine.send(CancelRequested(key))
+            case "poll":
+                stage.engine.send(PollCancel(key))
+            case "client gone":
+                sender.client_gone = True
+            case "error":
+                stage.engine.send(Outputs([TokenOutput(key, [], error_code="INTERNAL", error="Broken.")]))
+            case "end":
+                stage.generate(key, "end", "length")
+    assert sender.all()
+    messages = messages_so_far(stage)
+    assert {type(message) for message in messages} <= {Settle, StillRunning}
+    num_settled = sum(isinstance(message, Settle) for message in messages)
+    assert num_settled == 1 if has_session else num_settled <= 1
 
 
 def test_many_streams_get_all_their_text(stage: Stage) -> None:

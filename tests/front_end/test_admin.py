@@ -1,0 +1,160 @@
+"""limpet_admin against engines played by the test."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limpet.backend.link.messages import Admin, AdminReply, Bye, Failed, Message, ModelInfo
+from limpet.backend.link.ownership import EngineRuntime
+from tests.front_end.fake_engine import FakeEngine
+from tests.front_end.fake_triton import FakeRequest
+
+INFO = ModelInfo(engine_pid=1, session_len=8, vocab_size=8, max_batch_size=1, eos_token_ids=[])
+Answer = Callable[[Admin], Message]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of limpet_admin and the models alpha and beta."""
+    monkeypatch.setenv("LIMPET_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(os, "getppid", os.getpid)  # the stub's parent is tritonserver
+    for name in ("alpha", "beta"):
+        folder = tmp_path / "repository" / name / "1" / "checkpoint"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+    (tmp_path / "repository" / "limpet_admin" / "1").mkdir(parents=True)
+    return tmp_path / "repository"
+
+
+def reply(**result: Any) -> Answer:
+    return lambda admin: AdminReply(admin.key, json.dumps(result))
+
+
+@contextmanager
+def engine(repository: Path, name: str, answer: Answer) -> Iterator[list[Admin]]:
+    """A running engine that answers one operation; the list holds what it was asked."""
+    runtime = EngineRuntime.for_model(repository / name, os.getpid())
+    fake = FakeEngine(runtime, "digest", INFO)
+    fake.start()
+    asked: list[Admin] = []
+
+    def serve() -> None:
+        asked.append(fake.expect(Admin))
+        fake.send(answer(asked[0]))
+        fake.expect(Bye)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield asked
+    thread.join()
+    assert [hello.role for hello in fake.hellos] == ["admin"]
+    fake.stop()
+
+
+def run(repository: Path, request: Any) -> dict[str, Any]:
+    from limpet.backend.front_end.admin import TritonPythonModel
+
+    model = TritonPythonModel()
+    model.initialize({"model_repository": str(repository / "limpet_admin"), "model_instance_name": "limpet_admin_0"})
+    source = request if isinstance(request, (str, bytes)) else json.dumps(request)
+    (response,) = model.execute([FakeRequest({"request": source})])
+    if response.error is not None:
+        return {"code": response.error.code, "error": response.error.message}
+    answer: dict[str, Any] = json.loads(response.outputs["response"][0])
+    return answer
+
+
+def test_status_is_ready_when_every_engine_is(repository: Path) -> None:
+    with engine(repository, "alpha", reply(ready=True, steps=4)), engine(repository, "beta", reply(ready=True)):
+        status = run(repository, {"op": "status"})
+    assert status == {"ready": True, "models": {"alpha": {"ready": True, "steps": 4}, "beta": {"ready": True}}}
+
+
+def test_status_names_the_engine_that_is_not_there(repository: Path) -> None:
+    with engine(repository, "alpha", reply(ready=True)):
+        status = run(repository, {"op": "status"})
+    assert not status["ready"]
+    assert status["models"]["alpha"]["ready"]
+    assert status["reason"] == status["models"]["beta"]["reason"] == "The engine of beta is not running."
+
+
+def test_status_gives_up_on_a_silent_engine(repository: Path) -> None:
+    runtime = EngineRuntime.for_model(repository / "alpha", os.getpid())
+    assert runtime.take_lock("digest")
+    shutil.rmtree(repository / "beta")
+    status = run(repository, {"op": "status"})
+    assert not status["ready"]
+    assert "did not answer within" in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"draining": True}, "The engine is stopping."),
+        ({"draining": False}, "The engine makes no progress."),
+        ({"reason": "Because."}, "Because."),
+    ],
+)
+def test_status_says_why_an_engine_is_not_ready(repository: Path, state: dict[str, Any], reason: str) -> None:
+    shutil.rmtree(repository / "beta")
+    with engine(repository, "alpha", reply(ready=False, **state)):
+        assert run(repository, {"op": "status"})["reason"] == reason
+
+
+def test_operations_go_to_the_model_that_they_name(repository: Path) -> None:
+    with engine(repository, "beta", reply(cancelled=1)) as asked:
+        assert run(repository, {"op": "cancel", "model": "beta", "request_id": "r", "admin_key": "k"}) == {
+            "cancelled": 1
+        }
+    assert (asked[0].op, json.loads(asked[0].arguments)) == ("cancel", {"request_id": "r", "admin_key": "k"})
+
+
+def test_with_one_model_its_name_may_be_left_out(repository: Path) -> None:
+    shutil.rmtree(repository / "beta")
+    with engine(repository, "alpha", reply(cancelled=0)):
+        assert run(repository, {"op": "cancel", "session_id": "s"}) == {"cancelled": 0}
+
+
+def test_with_several_models_an_operation_names_one(repository: Path) -> None:
+    answer = run(repository, {"op": "cancel", "session_id": "s"})
+    assert answer == {"code": "INVALID_ARG", "error": "op cancel needs a model: one of alpha, beta."}
+
+
+def test_drain_adds_up_what_still_runs(repository: Path) -> None:
+    with engine(repository, "alpha", reply(requests=2)), engine(repository, "beta", reply(requests=3)):
+        assert run(repository, {"op": "drain"}) == {"requests": 5}
+
+
+def test_drain_passes_over_engines_that_are_not_there(repository: Path) -> None:
+    with engine(repository, "alpha", reply(requests=2)):
+        assert run(repository, {"op": "drain"}) == {"requests": 2}
+
+
+def test_a_refusal_of_the_engine_keeps_its_code(repository: Path) -> None:
+    with engine(repository, "alpha", lambda admin: Failed(admin.key, "NOT_FOUND", "No such session.")):
+        answer = run(repository, {"op": "sessions", "model": "alpha"})
+    assert answer == {"code": "NOT_FOUND", "error": "No such session."}
+
+
+@pytest.mark.parametrize(
+    ("request_of", "code", "words"),
+    [
+        ("{", "INVALID_ARG", "valid JSON"),
+        (b"\xff", "INVALID_ARG", "valid JSON"),
+        ("[]", "INVALID_ARG", "JSON object"),
+        ({}, "INVALID_ARG", "needs an op"),
+        ({"op": "status", "model": "gamma"}, "NOT_FOUND", "known are alpha, beta"),
+        ({"op": "status", "model": ["alpha"]}, "NOT_FOUND", "known are alpha, beta"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_one_sentence(repository: Path, request_of: Any, code: str, words: str) -> None:
+    answer = run(repository, request_of)
+    assert answer["code"] == code
+    assert words in answer["error"]
