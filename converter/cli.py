@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError
@@ -51,7 +52,7 @@ def _check(path: Path, console: Console) -> int:
         total = sum(entry.num_bytes for entry in CheckpointDir(root).manifest().files.values())
         with progress_bar(console, f"Checking {root.name}", total) as progress:
             manifest = check_model(root, progress)
-        line = f"{root.name} is complete and unchanged: {len(manifest.files)} files, {total / 1e6:,.0f} MB."
+        line = f"{root.name} is complete and unchanged: {len(manifest.files)} files, {decimal(total)}."
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 

@@ -29,7 +29,7 @@ def render_parameters(config: EngineConfig) -> str:
     """The `parameters` blocks of config.pbtxt, one per setting, each under a comment."""
     values: dict[str, object] = msgspec.structs.asdict(config)
     return "\n".join(
-        f'# {DESCRIPTIONS[name]}\nparameters {{ key: "{name}" value {{ string_value: {json.dumps(_text(value))} }} }}'
+        f'# {DESCRIPTIONS[name]}\nparameters {{ key: "{name}" value {{ string_value: {json.dumps(_text(value), ensure_ascii=False)} }} }}'
         for name, value in values.items()
     )
 

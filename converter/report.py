@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
@@ -59,7 +60,7 @@ def print_next_steps(console: Console, plan: Plan, manifest: Manifest) -> None:
     """Where the model lies and the exact commands to serve it and to chat."""
     total = sum(entry.num_bytes for entry in manifest.files.values())
     lines = (
-        f"\nConverted to {plan.target} ({total / 1e6:,.0f} MB). Serve it, then chat from another terminal:",
+        f"\nConverted to {plan.target} ({decimal(total)}). Serve it, then chat from another terminal:",
         f"    limpet-serve --model-repository={repository_of(plan.workspace)} --grpc-port={PORT}",
         f"    limpet-chat 127.0.0.1:{PORT}",
         "or chat at once, with a private server for as long as you chat:",
@@ -76,7 +77,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("Source", plan.source.kind),
         ("Model", f"{plan.name}, {plan.num_parameters / 1e6:,.1f} M parameters, {config.num_layers} layers"),
-        ("Weights", f"{config.dtype}, {plan.total_bytes / 1e6:,.0f} MB, {plan.written_bytes / 1e6:,.0f} MB to write"),
+        ("Weights", f"{config.dtype}, {decimal(plan.total_bytes)}, {decimal(plan.written_bytes)} to write"),
         ("Context", f"{plan.session_len:,} tokens"),
         ("Vocabulary", f"{config.vocab_size:,} entries, end ids {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("Template", template),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.converter.cli import main
+from limpet.converter.sentencepiece_vocab import Piece
 from tests.aids.chain_tokenizer import BOS_ID, EOS_ID, SPECIAL_TOKENS, byte_characters
 from tests.aids.tiny import CHAT_TEMPLATE
 
@@ -67,6 +71,8 @@ def write_gguf(
     architecture: str = "llama",
     quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     leave_out: tuple[str, ...] = (),
+    tokenizer: Tokenizer | None = None,
+    sentencepiece: Sequence[Piece] = (),
 ) -> None:
     """The model as llama.cpp's converter writes it: its names, its q/k order, tokenizer and template as metadata."""
     config = model.config
@@ -77,11 +83,18 @@ def write_gguf(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    if hasattr(config, "head_dim"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    _add_tokenizer(writer, leave_out)
+    _add_rope_scaling(writer, config)
+    if sentencepiece:
+        _add_sentencepiece(writer, sentencepiece)
+    elif tokenizer is not None:
+        _add_byte_level(writer, tokenizer)
+    else:
+        _add_tiny_tokenizer(writer, leave_out)
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
             _add_tensor(writer, name, tensor, model, architecture, quantisation)
@@ -91,7 +104,24 @@ def write_gguf(
     writer.close()
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, leave_out: tuple[str, ...]) -> None:
+def _add_rope_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(config))
+    elif rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope.get("original_max_position_embeddings", 0) or 512)
+
+
+def _llama3_divisors(config: Any) -> np.ndarray:
+    """From transformers' own frequencies: what they were divided by."""
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
+    return (plain / frequencies).numpy().astype(np.float32)
+
+
+def _add_tiny_tokenizer(writer: gguf.GGUFWriter, leave_out: tuple[str, ...]) -> None:
     tokens = [*SPECIAL_TOKENS, *byte_characters().values()]
     kinds = [gguf.TokenType.CONTROL] * len(SPECIAL_TOKENS) + [gguf.TokenType.NORMAL] * 256
     if "tokenizer" not in leave_out:
@@ -107,6 +137,32 @@ def _add_tokenizer(writer: gguf.GGUFWriter, leave_out: tuple[str, ...]) -> None:
         writer.add_tokenizer_pre("gpt-2")
 
 
+def _add_byte_level(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    """As llama.cpp describes a tokenizer.json whose split is SmolLM's."""
+    added = tokenizer.get_added_tokens_decoder()
+    vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([token for token, _ in vocabulary])
+    writer.add_token_types([kinds[added[i].special] if i in added else gguf.TokenType.NORMAL for _, i in vocabulary])
+    writer.add_token_merges([" ".join(merge) for merge in json.loads(tokenizer.to_str())["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter, pieces: Sequence[Piece]) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([piece.text for piece in pieces])
+    writer.add_token_scores([piece.score for piece in pieces])
+    writer.add_token_types([gguf.TokenType(int(piece.kind)) for piece in pieces])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
 def _add_tensor(
     writer: gguf.GGUFWriter,
     name: str,
@@ -119,13 +175,13 @@ def _add_tensor(
     projection = next((heads[key] for key in heads if key in name), None)
     values = tensor.float().numpy()
     if projection is not None and architecture == "llama":
-        values = _interleave(values, projection)
+        values = interleave(values, projection)
     if values.ndim == 1:
         quantisation = gguf.GGMLQuantizationType.F32
     writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
 
 
-def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
+def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
     """llama.cpp's order: element i of a head's first half, then element i of its second half."""
     head_dim = len(values) // num_heads
     order = [

@@ -1,0 +1,227 @@
+"""Tokenizers of every source encode as their reference does, and a raw prompt gets BOS once."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import regex
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from limpet.backend.checkpoint import CheckpointDir
+from limpet.backend.tokenizer import Tokenizer as ServedTokenizer
+from limpet.converter.byte_bpe import pre_tokenizer
+from limpet.converter.cli import main
+from limpet.converter.errors import ConversionError
+from limpet.converter.sentencepiece_model import read_sentencepiece_model
+from limpet.converter.sentencepiece_vocab import build_sentencepiece
+from limpet.converter.tiktoken_vocab import build_llama3
+from tests.aids.tiny import write_tiny
+from tests.converter.checkpoints import run_convert, write_gguf
+from tests.converter.families import build, write_folder, write_meta_folder
+from tests.converter.vocabularies import (
+    CORPUS,
+    sentencepiece_bytes,
+    strings,
+    write_sentencepiece_model,
+    write_tiktoken_model,
+)
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def train_byte_level(*, adds_bos: bool) -> Tokenizer:
+    """As SmolLM2's tokenizer.json: single digits, then GPT-2's split, then bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=560,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 5, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
+        )
+    return tokenizer
+
+
+def write_folder_with(folder: Path, tokenizer: Tokenizer, **settings: object) -> None:
+    write_folder(folder, build("meta"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content | settings), "utf-8")
+
+
+def encode(checkpoint: CheckpointDir, text: str) -> list[int]:
+    """A raw prompt, as the front end encodes it."""
+    return ServedTokenizer.load(checkpoint).encode_prompt(text)
+
+
+def assert_all_equal(found: Sequence[list[int]], expected: Sequence[list[int]], texts: Sequence[str]) -> None:
+    assert [text for text, one, other in zip(texts, found, expected, strict=True) if one != other] == []
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_tokenizer_json_encodes_as_transformers_does(tmp_path: Path, adds_bos: bool) -> None:
+    write_folder_with(tmp_path / "source", train_byte_level(adds_bos=adds_bos))
+    served = ServedTokenizer.load(run_convert(tmp_path / "source", tmp_path))
+    reference = AutoTokenizer.from_pretrained(tmp_path / "source")
+    texts = strings(extra=(*SPECIAL, "<think>"))
+    ids = [served.backend.encode(text).ids for text in texts]
+    assert_all_equal(ids, [reference(text)["input_ids"] for text in texts], texts)
+    assert [served.decode(i) for i in ids] == [reference.decode(i, skip_special_tokens=True) for i in ids]
+
+
+def test_gguf_metadata_encodes_as_the_tokenizer_it_was_made_from(tmp_path: Path) -> None:
+    tokenizer = train_byte_level(adds_bos=False)
+    write_gguf(tmp_path / "source.gguf", build("meta"), tokenizer=tokenizer)
+    served = ServedTokenizer.load(run_convert(tmp_path / "source.gguf", tmp_path))
+    reference = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    texts = strings(extra=(*SPECIAL, "<think>"))
+    assert_all_equal([served.encode_prompt(text) for text in texts], [reference(t)["input_ids"] for t in texts], texts)
+
+
+def test_sentencepiece_model_encodes_as_sentencepiece_does(tmp_path: Path) -> None:
+    model = read_sentencepiece_model(write_sentencepiece_model(tmp_path / "tokenizer.model"))
+    tokenizer = build_sentencepiece(model.pieces, model.add_dummy_prefix)
+    reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
+    texts = strings()
+    found = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert_all_equal(found, [reference.encode(text) for text in texts], texts)
+    decoded = [tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
+    assert decoded == [reference.decode(ids) for ids in found]
+
+
+@pytest.mark.parametrize("source", ["hf", "meta", "gguf"])
+def test_every_source_with_a_sentencepiece_vocabulary_encodes_the_same_with_one_bos(
+    tmp_path: Path, source: str
+) -> None:
+    model = write_sentencepiece_model(tmp_path / "tokenizer.model")
+    if source == "meta":
+        write_meta_folder(tmp_path / "source", build("meta"), model, 1)
+    elif source == "hf":
+        write_folder(tmp_path / "source", build("meta"))
+        (tmp_path / "source/tokenizer.json").unlink()
+        model.rename(tmp_path / "source/tokenizer.model")
+        (tmp_path / "source/tokenizer_config.json").write_text("{}")
+    else:
+        write_gguf(tmp_path / "source", build("meta"), sentencepiece=read_sentencepiece_model(model).pieces)
+        (tmp_path / "source").rename(tmp_path / "source.gguf")
+    path = tmp_path / ("source.gguf" if source == "gguf" else "source")
+    checkpoint = run_convert(path, tmp_path / "out")
+    served = ServedTokenizer.load(checkpoint)
+    reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
+    texts = strings(60)
+    assert_all_equal([served.encode_prompt(t) for t in texts], [[1, *reference.encode(t)] for t in texts], texts)
+    assert served.encode_prompt("<s>the tide")[:2].count(1) == 1
+    assert set(checkpoint.model_config().eos_token_ids) >= {2}
+
+
+def test_tiktoken_ranks_encode_as_joining_by_rank_does(tmp_path: Path) -> None:
+    ranks = write_tiktoken_model(tmp_path / "tokenizer.model")
+
+    def join_by_rank(word: bytes) -> list[int]:
+        parts = [bytes([byte]) for byte in word]
+        while True:
+            pairs = [left + right for left, right in itertools.pairwise(parts)]
+            joins = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
+            if not joins:
+                return [ranks[part] for part in parts]
+            place = min(joins)[1]
+            parts[place : place + 2] = [parts[place] + parts[place + 1]]
+
+    texts = strings()
+    tokenizer = build_llama3(tmp_path / "tokenizer.model")
+    expected = [
+        [i for word in regex.findall(LLAMA3_SPLIT, text) for i in join_by_rank(word.encode())] for text in texts
+    ]
+    assert_all_equal([tokenizer.encode(text).ids for text in texts], expected, texts)
+    assert tokenizer.token_to_id("<|begin_of_text|>") == len(ranks)
+    assert tokenizer.token_to_id("<|eot_id|>") == len(ranks) + 9
+    assert tokenizer.token_to_id("<|reserved_special_token_247|>") == len(ranks) + 255
+
+
+def test_meta_folder_of_llama3_stops_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    ranks = write_tiktoken_model(tmp_path / "tokenizer.model")
+    write_meta_folder(
+        tmp_path / "source", build("llama-3-meta"), tmp_path / "tokenizer.model", 2, embedding_by_rows=True
+    )
+    checkpoint = run_convert(tmp_path / "source", tmp_path / "out", "--chat-template", "llama3")
+    assert set(checkpoint.model_config().eos_token_ids) == {len(ranks) + 1, len(ranks) + 8, len(ranks) + 9}
+    assert encode(checkpoint, "tide")[0] == len(ranks)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(True, True), (False, False), (None, True)])
+def test_add_bos_token_of_the_settings_decides_over_the_tokenizer(
+    tmp_path: Path, stated: bool | None, expected: bool
+) -> None:
+    write_folder_with(tmp_path / "source", train_byte_level(adds_bos=True), add_bos_token=stated)
+    checkpoint = run_convert(tmp_path / "source", tmp_path)
+    assert checkpoint.tokenizer_config().add_bos == expected
+    assert (encode(checkpoint, "tide")[0] == 0) == expected
+
+
+def test_tokens_declared_beside_tokenizer_json_are_kept_whole(tmp_path: Path) -> None:
+    tokenizer = train_byte_level(adds_bos=False)
+    size = tokenizer.get_vocab_size()
+    entry = {"content": "<|tool|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
+    write_folder_with(tmp_path / "source", tokenizer, added_tokens_decoder={str(size): entry})
+    assert encode(run_convert(tmp_path / "source", tmp_path), "a<|tool|>")[-1] == size
+
+
+def test_limits_of_the_training_run_are_dropped(tmp_path: Path) -> None:
+    tokenizer = train_byte_level(adds_bos=False)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    write_folder_with(tmp_path / "source", tokenizer)
+    assert 4 < len(encode(run_convert(tmp_path / "source", tmp_path), "The limpet leaves its place")) < 64
+
+
+def test_embedding_with_more_rows_than_the_tokenizer_has_ids_converts(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "source")
+    checkpoint = run_convert(tmp_path / "source", tmp_path)
+    served = ServedTokenizer.load(checkpoint)
+    assert served.vocab_size < checkpoint.model_config().vocab_size
+    assert served.decode([checkpoint.model_config().vocab_size - 1]) == ""
+
+
+def test_added_token_with_another_id_than_declared_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"content": "<|tool|>", "special": True}
+    write_folder_with(tmp_path / "source", train_byte_level(adds_bos=False), added_tokens_decoder={"590": entry})
+    assert main([str(tmp_path / "source"), "--dst", str(tmp_path)]) == 1
+    assert "id 442, not 590" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01", b"<html>404</html>", b"\x0a\xff\xff\xff\xff\x7f"])
+def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(ConversionError, match="no SentencePiece model"):
+        read_sentencepiece_model(tmp_path / "tokenizer.model")
+
+
+def test_unigram_model_is_refused(tmp_path: Path) -> None:
+    data = sentencepiece_bytes().replace(b"\x18\x02", b"\x18\x01")  # trainer_spec.model_type: BPE to unigram
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with pytest.raises(ConversionError, match=r"tokenizer\.json is needed"):
+        read_sentencepiece_model(tmp_path / "tokenizer.model")
+
+
+def test_unknown_pre_tokenizer_is_refused() -> None:
+    with pytest.raises(ConversionError, match="'default' is not supported"):
+        pre_tokenizer("default")
