@@ -50,8 +50,7 @@ class BlockPool:
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self.num_evicted += self._contents[block] is not None
-            self.forget(block)
+            self.give_up(block)
             self._references[block] = 1
         return blocks
 
@@ -84,6 +83,11 @@ class BlockPool:
                 del self._index[content]
             if block in self._free:
                 self._free.move_to_end(block, last=False)
+
+    def give_up(self, block: int) -> None:
+        """Forget a content that somebody may still refer to softly; it counts as evicted."""
+        self.num_evicted += self._contents[block] is not None
+        self.forget(block)
 
     def find(self, content: bytes) -> int | None:
         return self._index.get(content)

@@ -58,31 +58,22 @@ class CacheManager:
             self.pool.set_content(sequence.blocks[index], sequence.block_hashes[index], findable=self._findable)
         sequence.num_named = max(sequence.num_named, num_full)
 
-    def detach(self, sequence: Sequence, num_kept: int) -> CachedPrefix:
-        """Release all blocks, remembering those of the first `num_kept` tokens (as far as computed) softly."""
-        if not sequence.blocks:  # it waits: what it remembers from before is all there is
-            prefix = sequence.cached_prefix
-            num_tokens = min(num_kept, prefix.num_tokens)
-            return CachedPrefix(prefix.references[: self.pool.blocks_for(num_tokens)], num_tokens)
+    def detach(self, sequence: Sequence) -> None:
+        """Release all blocks; what they hold of the sequence's known tokens becomes its `cached_prefix`."""
         self.name_full_blocks(sequence)
-        num_tokens = min(num_kept, sequence.num_computed)
+        num_tokens = min(len(sequence.tokens), sequence.num_computed)
         kept = sequence.blocks[: self.pool.blocks_for(num_tokens)]
-        references = [(block, self._content_of(block)) for block in kept]
-        self._release(sequence)
-        return CachedPrefix(references, num_tokens)
-
-    def discard(self, sequence: Sequence) -> None:
-        """Release all blocks; only full blocks that others may find stay cached."""
-        if self._findable:
-            self.name_full_blocks(sequence)
-        else:
-            self._forget_unshared(sequence.blocks)
-        self._release(sequence)
+        sequence.cached_prefix = CachedPrefix([(block, self._content_of(block)) for block in kept], num_tokens)
+        self.pool.release(reversed(sequence.blocks))
+        sequence.blocks = []
+        sequence.num_computed = 0
+        sequence.num_named = 0
 
     def drop(self, prefix: CachedPrefix) -> None:
-        """A session ends: what it referenced softly is free for the next owner, unless others may find it."""
+        """Nobody will come back for it: it is free for the next owner, unless others may find it."""
         for block, content in prefix.references:
-            if self.pool.holds(block, content) and self.pool.find(content) != block:
+            is_private = self.pool.holds(block, content) and self.pool.find(content) != block
+            if is_private and self.pool.is_free(block):
                 self.pool.forget(block)
 
     def _cached_blocks(self, sequence: Sequence) -> tuple[list[int], int]:
@@ -122,7 +113,7 @@ class CacheManager:
         """Make the partly used last block writable: a copy if others use it, else it just loses its content."""
         shared = sequence.blocks[-1]
         if not self.pool.is_shared(shared):
-            self.pool.forget(shared)
+            self.pool.give_up(shared)
             return []
         own = self.pool.allocate(1)
         assert own is not None, "attach counted the blocks wrongly"
@@ -130,20 +121,9 @@ class CacheManager:
         sequence.blocks[-1] = own[0]
         return [(shared, own[0])]
 
-    def _forget_unshared(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if not self.pool.is_shared(block):
-                self.pool.forget(block)
-
     def _content_of(self, block: int) -> bytes:
         content = self.pool.content(block)
         if content is None:
             content = private_content()
             self.pool.set_content(block, content, findable=False)
         return content
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.release(reversed(sequence.blocks))
-        sequence.blocks = []
-        sequence.num_computed = 0
-        sequence.num_named = 0

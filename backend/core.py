@@ -36,6 +36,11 @@ class CachedPrefix:
     references: list[SoftReference] = field(default_factory=list)
     num_tokens: int = 0  # positions that the references cover
 
+    def first(self, num_tokens: int, block_size: int) -> "CachedPrefix":
+        """What of it serves the first `num_tokens` tokens."""
+        count = min(num_tokens, self.num_tokens)
+        return CachedPrefix(self.references[: -(-count // block_size)], count)
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -50,7 +55,7 @@ class Sequence:
     deadline: float | None = None  # time.monotonic()
     cache_salt: str = ""
     stop_ids: frozenset[int] = frozenset()
-    cached_prefix: CachedPrefix = field(default_factory=CachedPrefix)  # of a session or of a preemption
+    cached_prefix: CachedPrefix = field(default_factory=CachedPrefix)  # when it does not run
 
     arrival: int = 0  # rank in the order of arrival
     num_prompt: int = 0

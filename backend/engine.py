@@ -40,17 +40,17 @@ class Engine:
         self.scheduler.add(sequence)
 
     def stop(self, sequence: Sequence) -> None:
-        """Take a request out before it ends; its blocks stay with it until `keep` or `discard`."""
+        """Take a request out before it ends."""
         if not sequence.finished:
             self.scheduler.remove(sequence)
 
-    def keep(self, sequence: Sequence, num_tokens: int) -> CachedPrefix:
-        """Release an ended request's blocks, remembering those of its first `num_tokens` tokens softly."""
-        return self.cache.detach(sequence, num_tokens)
+    def cached(self, sequence: Sequence, num_tokens: int) -> CachedPrefix:
+        """What is cached of an ended request's first `num_tokens` tokens."""
+        return sequence.cached_prefix.first(num_tokens, self.cache.pool.block_size)
 
     def discard(self, sequence: Sequence) -> None:
-        """Release an ended request's blocks."""
-        self.cache.discard(sequence)
+        """Nobody will come back for an ended request's keys and values."""
+        self.cache.drop(sequence.cached_prefix)
 
     @property
     def has_work(self) -> bool:
@@ -79,18 +79,15 @@ class Engine:
         return bool(self._in_flight) and self._in_flight[0][1].done()
 
     def collect(self) -> list[SequenceOutput]:
-        """Wait for the oldest step in flight and hand out what it gave.
-
-        Whoever gets an output that ends must `keep` or `discard` its sequence.
-        """
+        """Wait for the oldest step in flight and hand out what it gave."""
         step, ids = self._in_flight.popleft()
         outputs = self.scheduler.update(step, ids.result())
         self.num_steps += 1
         return outputs
 
-    def check_integrity(self, ended: list[Sequence] | None = None) -> None:
-        """Raise AssertionError unless every row and block has exactly one account; `ended` still hold blocks."""
-        self.scheduler.check_integrity(ended or [])
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every row and block is accounted for."""
+        self.scheduler.check_integrity()
 
     def close(self) -> None:
         while self._in_flight:

@@ -67,13 +67,12 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=_seniority)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is; its blocks stay with it for `CacheManager.detach` or `discard`."""
+        """Take a sequence out, wherever it is; what is cached of it is its `cached_prefix`."""
         sequence.finished = True
         if sequence.row is None:
             self.waiting.remove(sequence)
         else:
-            self.running.remove(sequence)
-            self._free_row(sequence)
+            self._stop_running(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +98,7 @@ class Scheduler:
     def update(self, step: ScheduledStep, ids: list[int]) -> list[SequenceOutput]:
         """Take the sampled ids of an earlier step; ends sequences that are complete.
 
-        A finished sequence has left its row; its blocks are still with it.
+        A finished sequence has left its row; what is cached of it is its `cached_prefix`.
         """
         outputs = []
         for sequence, token in zip(step.sampled(), ids, strict=True):
@@ -187,26 +186,26 @@ class Scheduler:
         return new_blocks
 
     def _preempt(self, sequence: Sequence) -> None:
-        sequence.cached_prefix = self.cache.detach(sequence, len(sequence.tokens))
+        self._stop_running(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self.running.remove(sequence)
-        self._free_row(sequence)
         bisect.insort(self.waiting, sequence, key=_seniority)
 
-    def _free_row(self, sequence: Sequence) -> None:
+    def _stop_running(self, sequence: Sequence) -> None:
         assert sequence.row is not None
+        self.cache.detach(sequence)
+        self.running.remove(sequence)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = None
 
-    def check_integrity(self, ended: list[Sequence]) -> None:
-        """Raise AssertionError unless rows and blocks are owned by exactly the sequences that run or just ended."""
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless rows and blocks are owned by exactly the sequences that run."""
         rows = [sequence.row for sequence in self.running if sequence.row is not None]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_rows)), "rows are lost or owned twice"
         assert all(sequence.row is None and not sequence.blocks for sequence in self.waiting), "a waiter holds memory"
         for line in (self.running, self.waiting):
             assert line == sorted(line, key=_seniority), "a line is out of order"
-        self.cache.pool.check_integrity(block for sequence in (*self.running, *ended) for block in sequence.blocks)
+        self.cache.pool.check_integrity(block for sequence in self.running for block in sequence.blocks)
 
 
 def _seniority(sequence: Sequence) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from limpet.backend.core import CachedPrefix, RequestError, Sequence, SequenceOutput
+from limpet.backend.core import RequestError, Sequence, SequenceOutput
 from limpet.backend.engine import Engine
 from limpet.backend.link.messages import (
     Abandon,
@@ -149,8 +149,7 @@ class EngineService:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, blocks and leases are all accounted for."""
-        ended = [r.sequence for r in self.requests if r.sequence is not None and r.sequence.finished]
-        self.engine.check_integrity(ended)
+        self.engine.check_integrity()
         leases = {id(request.lease) for request in self.requests if request.lease is not None}
         for session in self.sessions.sessions.values():
             assert session.lease is None or id(session.lease) in leases, (
@@ -197,10 +196,12 @@ class EngineService:
         sequence.key = request
         lease = request.lease
         if lease is not None:
+            if message.messages is not None:
+                lease.move_turns(message.turn_ends)
             sequence.cached_prefix = lease.reusable_prefix(prompt)
         self.engine.add(sequence)
         if lease is not None:
-            lease.accept(sequence, message.messages, message.turn_ends)
+            lease.accept(sequence, message.messages)
         request.sequence = sequence
         self._requests[connection.identity, message.key] = request
 
@@ -264,7 +265,7 @@ class EngineService:
 
     def _settle_turn(self, lease: TurnLease, sequence: Sequence, num_kept: int) -> int:
         # The last token of a history has no keys and values: the next turn computes it in any case.
-        cached: CachedPrefix = self.engine.keep(sequence, sequence.num_prompt + num_kept - 1)
+        cached = self.engine.cached(sequence, sequence.num_prompt + num_kept - 1)
         length = self.sessions.settle(lease, num_kept, cached)
         if self.sessions.sessions.get(lease.session.id) is not lease.session:
             self.engine.cache.drop(cached)

@@ -64,11 +64,16 @@ class TurnLease:
         cached = self.session.cached
         return CachedPrefix(cached.references, min(cached.num_tokens, num_common))
 
-    def accept(self, sequence: Sequence, messages: str | None, turn_ends: list[int]) -> None:
-        """The engine took the turn's sequence: from now on the session is its prompt, and what will be delivered."""
+    def move_turns(self, turn_ends: list[int]) -> None:
+        """The prompt of a templated turn has the earlier templated turns end there; raises RequestError."""
         first = len(self.turns) - len(self.templated_turns)
-        moved = [replace(turn, end=end) for turn, end in zip(self.turns[first:], turn_ends, strict=True)]
-        self.session.turns = self.turns[:first] + moved
+        if len(turn_ends) != len(self.turns) - first:
+            raise RequestError("INTERNAL", "The front end and the engine disagree on the session's turns.")
+        self.turns[first:] = [replace(turn, end=end) for turn, end in zip(self.turns[first:], turn_ends, strict=True)]
+
+    def accept(self, sequence: Sequence, messages: str | None) -> None:
+        """The engine took the turn's sequence: from now on the session is its prompt, and what will be delivered."""
+        self.session.turns = self.turns
         self.session.history = list(sequence.tokens)
         self.session.cached = CachedPrefix()
         self.messages = messages

@@ -72,7 +72,8 @@ class Submit(Message):
     """Start generating. For a turn (`key` of a BeginTurn) `prompt` is the whole conversation's ids.
 
     `messages` is the turn's own new messages (JSON, opaque to the engine, returned in later TurnBegun views); None for
-    a raw turn. `turn_ends[i]` is where the i-th turn of the view ends inside `prompt`.
+    a raw turn, whose prompt begins with the unchanged history. `turn_ends[i]` is where the i-th turn of the view ends
+    inside `prompt` (templated turns only).
     """
 
     key: int

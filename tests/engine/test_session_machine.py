@@ -1,0 +1,107 @@
+"""Sessions and scheduler against their reference, any order of events.
+
+With a runner that hashes what it reads from the cache: thousands of steps a second. With a tiny random model: the same
+events, every id recomputed by transformers in float32.
+"""
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from limpet.backend.block_pool import BlockPool
+from limpet.backend.build import build_engine
+from limpet.backend.cache_manager import CacheManager
+from limpet.backend.config import EngineConfig
+from limpet.backend.engine import Engine
+from limpet.backend.scheduler import Scheduler
+from limpet.converter.convert import convert
+from limpet.converter.plan import Options, make_plan
+from tests.aids.hash_runner import HashRunner, next_id
+from tests.aids.tiny import write_tiny
+from tests.engine.session_machine import SessionMachine
+
+
+def hash_engine(*, num_blocks: int, session_len: int, prefix_caching: bool) -> Engine:
+    cache = CacheManager(BlockPool(num_blocks, 4), enable_prefix_caching=prefix_caching)
+    runner = HashRunner(num_blocks=num_blocks, block_size=4, vocab_size=50)
+    scheduler = Scheduler(cache, max_rows=3, max_prefill_tokens=8, max_waiting=100)
+    return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=50)
+
+
+class HashMachine(SessionMachine):
+    def next_id(self, tokens: list[int]) -> int:
+        return next_id(tokens, 50)
+
+
+class SmallPoolMachine(HashMachine):
+    """Eviction and preemption all the time: the pool holds about one long session."""
+
+    def build_engine(self) -> Engine:
+        return hash_engine(num_blocks=12, session_len=48, prefix_caching=True)
+
+
+class NoPrefixMachine(HashMachine):
+    def build_engine(self) -> Engine:
+        return hash_engine(num_blocks=14, session_len=40, prefix_caching=False)
+
+
+class RoomyMachine(HashMachine):
+    """Nothing is evicted for a while: sessions must report every cached token."""
+
+    def build_engine(self) -> Engine:
+        return hash_engine(num_blocks=400, session_len=60, prefix_caching=False)
+
+
+def settings_for(num_steps: int) -> settings:
+    return settings(
+        max_examples=num_steps // 50, stateful_step_count=50, deadline=None, report_multiple_bugs=False, database=None
+    )
+
+
+HASH_MACHINES = [SmallPoolMachine, NoPrefixMachine, RoomyMachine]
+
+
+@pytest.mark.parametrize("machine", HASH_MACHINES)
+def test_sessions_equal_the_reference_in_any_order_of_events(machine: type[SessionMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings_for(1000))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("machine", HASH_MACHINES)
+def test_sessions_equal_the_reference_for_long(machine: type[SessionMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings_for(30_000))
+
+
+@pytest.fixture(scope="module")
+def tiny_machine(tmp_path_factory: pytest.TempPathFactory) -> type[SessionMachine]:
+    """The machine over a real engine whose pool holds 10 blocks of 16 tokens, and transformers as its reference."""
+    source, workspace = tmp_path_factory.mktemp("tiny"), tmp_path_factory.mktemp("workspace")
+    reference = write_tiny(source)
+    convert(make_plan(Options(source=source, workspace=workspace, name="tiny")), lambda num_bytes: None)
+    model_dir = workspace / "model_repository" / "tiny"
+    block_bytes = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, K/V heads, head_dim, tokens, float32
+    config = EngineConfig(
+        max_batch_size=3, cache_block_seq_len=16, cache_bytes=10 * block_bytes, max_prefill_token_num=16
+    )
+
+    class TinyMachine(SessionMachine):
+        def build_engine(self) -> Engine:
+            return build_engine(model_dir, config)[0]
+
+        def next_id(self, tokens: list[int]) -> int:
+            with torch.inference_mode():
+                return int(reference(torch.tensor([tokens])).logits[0, -1].argmax())
+
+    return TinyMachine
+
+
+def test_sessions_of_a_real_model_equal_transformers(tiny_machine: type[SessionMachine]) -> None:
+    run_state_machine_as_test(tiny_machine, settings=settings_for(300))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_sessions_of_a_real_model_equal_transformers_for_long(tiny_machine: type[SessionMachine]) -> None:
+    run_state_machine_as_test(tiny_machine, settings=settings_for(10_000))
