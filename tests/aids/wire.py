@@ -1,5 +1,7 @@
 """Requests to a running server as a foreign client sends them: tritonclient alone, no code of Limpet."""
 
+import http.client
+import json
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,6 +101,17 @@ def text_of(responses: list[Response]) -> str:
     """The whole text of an answer; fails on an error."""
     assert not [response.error for response in responses if response.error]
     return "".join(response.text for response in responses)
+
+
+def post(url: str, path: str, body: Any) -> tuple[int, str]:
+    """Status and text of what `curl -d BODY URL/PATH` gets."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_S)
+    try:
+        connection.request("POST", path, json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 def _tensor(name: str, value: Any) -> Any:

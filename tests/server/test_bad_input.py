@@ -7,7 +7,7 @@ import pytest
 
 from tests.aids.chain import script
 from tests.aids.live_server import LiveServer
-from tests.aids.wire import Wire, text_of, wire
+from tests.aids.wire import Wire, post, text_of, wire
 
 pytestmark = pytest.mark.server
 
@@ -88,11 +88,17 @@ def test_two_megabytes_of_text_are_refused(client: Wire) -> None:
     _assert_sentence(responses[0].error, "session_len")
 
 
-def test_session_id_of_129_characters_is_refused(client: Wire) -> None:
-    over_http_field = {"sequence_id": "x" * 129, "sequence_start": True}
-    responses = client.ask(over_http_field, text_input="hello", stream=True)
+def test_session_id_of_129_characters_is_refused_over_grpc(client: Wire) -> None:
+    responses = client.ask(text_input="hello", stream=True, sequence_id="x" * 129, sequence_start=True)
     assert len(responses) == 1
     _assert_sentence(responses[0].error, "128")
+
+
+def test_session_id_of_129_characters_is_refused_over_http(chain: LiveServer) -> None:
+    body = {"text_input": "hello", "sequence_id": "x" * 129, "sequence_start": True}
+    status, text = post(chain.http, "/v2/models/chain/generate", body)
+    assert status == 400
+    _assert_sentence(text, "128")
 
 
 def test_wrong_request_disturbs_nobody_else(client: Wire, chain: LiveServer) -> None:

@@ -1,6 +1,5 @@
 """SmolLM2 through tritonserver: its ids are transformers', and every way to ask gives the same answer."""
 
-import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from tests.aids.ids_equal import assert_ids_equal
 from tests.aids.live_server import LiveServer
 from tests.aids.reference import ReferencePrompt, smollm2_references
-from tests.aids.wire import ANSWER_S, text_of, wire
+from tests.aids.wire import post, text_of, wire
 
 pytestmark = pytest.mark.server
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -83,26 +82,16 @@ def test_seed_decides_a_sampled_answer(smollm2: LiveServer) -> None:
     assert len({ask(seed) for seed in range(5)}) > 1
 
 
-def _post(server: LiveServer, path: str, body: Any) -> tuple[int, str]:
-    """What `curl -d BODY URL` does."""
-    connection = http.client.HTTPConnection(server.http.removeprefix("http://"), timeout=ANSWER_S)
-    connection.request("POST", path, json.dumps(body))
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
-
-
 def test_http_generate_answers_in_one_json_object(smollm2: LiveServer) -> None:
     body = {"text_input": QUESTION[0]["content"], "apply_chat_template": True, **GREEDY}
-    status, text = _post(smollm2, "/v2/models/smollm2/generate", body)
+    status, text = post(smollm2.http, "/v2/models/smollm2/generate", body)
     assert status == 200
     assert json.loads(text)["text_output"] == ANSWER
 
 
 def test_http_generate_stream_sends_events(smollm2: LiveServer) -> None:
     body = {"messages": json.dumps(QUESTION), "stream": True, **GREEDY}
-    status, text = _post(smollm2, "/v2/models/smollm2/generate_stream", body)
+    status, text = post(smollm2.http, "/v2/models/smollm2/generate_stream", body)
     assert status == 200
     events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
     assert "".join(event["text_output"] for event in events) == ANSWER
@@ -111,13 +100,13 @@ def test_http_generate_stream_sends_events(smollm2: LiveServer) -> None:
 def test_http_sampling_names_work_as_plain_json_keys(smollm2: LiveServer) -> None:
     body = {"text_input": "Once upon a time", "max_completion_tokens": 3, "temperature": 0, "ignore_eos": True}
     body |= {"return_num_output_tokens": True}
-    status, text = _post(smollm2, "/v2/models/smollm2/generate", body)
+    status, text = post(smollm2.http, "/v2/models/smollm2/generate", body)
     assert status == 200
     assert json.loads(text)["num_output_tokens"] == 3
 
 
 def test_http_error_is_one_sentence(smollm2: LiveServer) -> None:
-    status, text = _post(smollm2, "/v2/models/smollm2/generate", {"text_input": "Hi", "temprature": 1})
+    status, text = post(smollm2.http, "/v2/models/smollm2/generate", {"text_input": "Hi", "temprature": 1})
     assert status == 400
     assert "temprature" in text
     assert "Traceback" not in text

@@ -1,0 +1,106 @@
+"""limpet.client against a real server: what the fake one of tests/client cannot prove."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from limpet.client import AsyncClient, Client, InvalidRequest, NotFound, SessionBusy, SessionNotFound
+from tests.aids.chain import script
+from tests.aids.live_server import LiveServer
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def client(chain: LiveServer) -> Iterator[Client]:
+    with Client(chain.target) as client:
+        yield client
+
+
+def test_streamed_and_whole_answers_are_the_scripts(client: Client) -> None:
+    assert client.generate("emoji", max_tokens=200).text == script("emoji").text
+    with client.generate("chinese", stream=True, max_tokens=200) as stream:
+        texts = [chunk.text for chunk in stream]
+    assert "".join(texts) == script("chinese").text == stream.result.text
+    assert len(texts) > 1
+
+
+def test_turns_of_a_session_pay_only_for_their_new_tokens(client: Client) -> None:
+    with client.session(system="Say what you are told.") as session:
+        history = 0
+        for key in ("hello", "spaces", "code"):
+            result = session.ask(key)
+            assert result.text == script(key).text
+            assert result.num_cached_tokens == max(history - 1, 0)
+            history = session.history_tokens or 0
+        assert [kept["tokens"] for kept in client.sessions() if kept["session_id"] == session.id] == [history]
+
+
+def test_cancel_ends_the_answer_and_both_sides_agree_on_the_history(client: Client) -> None:
+    with client.session() as session:
+        stream = session.ask("loop", stream=True)
+        received = next(stream).text
+        session.cancel()
+        received += "".join(chunk.text for chunk in stream)
+        assert stream.result.finish_reason == "cancelled"
+        assert received == stream.result.text
+        tokens = session.history_tokens
+        assert session.ask("hello").num_cached_tokens == (tokens or 0) - 1
+
+
+def test_a_closed_stream_is_followed_by_the_next_question_at_once(client: Client) -> None:
+    with client.session() as session:
+        for _ in range(5):
+            with session.ask("loop", stream=True) as stream:
+                next(stream)
+            assert session.ask("hello").text == script("hello").text
+
+
+def test_rewound_turns_are_forgotten(client: Client) -> None:
+    with client.session() as session:
+        first = session.ask("hello").session_tokens
+        session.ask("emoji")
+        session.ask("spaces")
+        session.rewind(2)
+        again = session.ask("code")
+        assert again.num_cached_tokens <= (first or 0)
+        assert again.session_tokens == (first or 0) + again.num_input_tokens + again.num_output_tokens
+        assert again.replayed is False
+
+
+def test_a_session_that_the_server_has_lost_is_replayed(client: Client) -> None:
+    with client.session(system="S") as session:
+        session.ask("hello")
+        client.admin("sessions", action="end", session_id=session.id)
+        result = session.ask("emoji")
+        assert (result.text, result.replayed) == (script("emoji").text, True)
+        client.admin("sessions", action="end", session_id=session.id)
+        lasting = client.session(state=session.state, replay=False)
+        with pytest.raises(SessionNotFound):
+            lasting.ask("hello")
+
+
+def test_a_session_answers_one_question_at_a_time(client: Client) -> None:
+    with client.session() as session, session.ask("loop", stream=True) as running:
+        next(running)
+        with pytest.raises(SessionBusy):
+            client.session(state=session.state, replay=False).ask("hello")
+
+
+def test_errors_have_their_kind(chain: LiveServer, client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="temperature"):
+        client.generate("hello", temperature=-1.0)
+    with pytest.raises(InvalidRequest):
+        client.generate("")
+    with Client(chain.target, model="nix") as other, pytest.raises(NotFound, match="nix"):
+        other.generate("hello")
+
+
+def test_asyncio_client_answers_many_at_once(chain: LiveServer) -> None:
+    async def ask_all() -> list[str]:
+        async with AsyncClient(chain.target) as client:
+            results = await asyncio.gather(*(client.generate("emoji", max_tokens=200) for seed in range(32)))
+            return [result.text for result in results]
+
+    assert asyncio.run(ask_all()) == [script("emoji").text] * 32
