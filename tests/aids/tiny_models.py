@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from limpet.backend.config import EngineConfig
-from limpet.converter.convert import convert, make_plan
+from limpet.converter.convert import convert
+from limpet.converter.plan import Options, make_plan
 from tests.aids.tiny import write_tiny
 
 
@@ -21,6 +21,6 @@ class ConvertedTiny:
 def convert_tiny(folder: Path, shape: str, *, max_shard_size: str = "1GB") -> ConvertedTiny:
     """Write the tiny model of that shape (tests.aids.tiny.TINY_SHAPES) into `folder` and convert it there."""
     reference = write_tiny(folder / "source", shape, max_shard_size=max_shard_size)
-    plan = make_plan(folder / "source", folder, "tiny", None, EngineConfig())
+    plan = make_plan(Options(source=folder / "source", workspace=folder, name="tiny"))
     convert(plan, lambda num_bytes: None)
     return ConvertedTiny(plan.target, reference)
