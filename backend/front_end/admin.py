@@ -11,7 +11,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from limpet.backend.checkpoint import CheckpointDir
-from limpet.backend.front_end.errors import RequestError
+from limpet.backend.front_end.errors import RequestError, coded_text
 from limpet.backend.front_end.model import prepare_process, shm_region
 from limpet.backend.link.admin_call import call_engines
 from limpet.backend.link.messages import AdminReply, Failed, Hello
@@ -41,13 +41,16 @@ class TritonPythonModel:
             tensor = pb_utils.Tensor("response", np.array([answer], dtype=np.object_))
             return pb_utils.InferenceResponse(output_tensors=[tensor])
         except RequestError as refusal:
-            error = pb_utils.TritonError(refusal.message, getattr(pb_utils.TritonError, refusal.code))
+            return _failure(refusal)
         except Exception:
             _logger.exception("An operation failed.")
-            error = pb_utils.TritonError(
-                "The operation failed; the server's log says why.", pb_utils.TritonError.INTERNAL
-            )
-        return pb_utils.InferenceResponse(output_tensors=[], error=error)
+            return _failure(RequestError("The operation failed; the server's log says why.", "INTERNAL"))
+
+
+def _failure(refusal: RequestError) -> Any:
+    text = coded_text(refusal.code, refusal.message)
+    error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, refusal.code))
+    return pb_utils.InferenceResponse(output_tensors=[], error=error)
 
 
 class Administration:

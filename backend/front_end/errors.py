@@ -10,3 +10,8 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
+
+
+def coded_text(code: ErrorCode, message: str) -> str:
+    """An error's text begins with its code: a stream passes on nothing else, and HTTP answers 400 for every code."""
+    return f"[{code}] {message}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from limpet.backend.front_end.errors import coded_text
 from limpet.backend.front_end.request import Outputs
 from limpet.backend.link.messages import ErrorCode, FinishReason
 
@@ -47,7 +48,7 @@ class Responder:
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Send an error as the last response."""
-        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+        error = pb_utils.TritonError(coded_text(code, message), getattr(pb_utils.TritonError, code))
         self._send_last(pb_utils.InferenceResponse(output_tensors=[], error=error))
 
     def _send_last(self, response: Any) -> None:

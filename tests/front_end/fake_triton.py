@@ -35,7 +35,14 @@ class TritonError:
     )
 
     def __init__(self, message: str, code: str = "INTERNAL") -> None:
-        self.message, self.code = message, code
+        self.text, self.code = message, code
+
+    @property
+    def message(self) -> str:
+        """The sentence, behind the code that every text begins with: a stream's client sees nothing else of it."""
+        prefix = f"[{self.code}] "
+        assert self.text.startswith(prefix), self.text
+        return self.text.removeprefix(prefix)
 
 
 class TritonModelException(Exception):
