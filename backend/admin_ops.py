@@ -11,14 +11,17 @@ import msgspec
 from limpet.backend.build import EngineSummary
 from limpet.backend.config import EngineConfig
 from limpet.backend.core import RequestError
+from limpet.backend.link.messages import ERROR_CODES
+from limpet.backend.metrics import MetricsSnapshot
 from limpet.backend.service import EngineService
 from limpet.backend.sessions import Session
 
+OPEN_OPS = ("status", "metrics")  # need no key: they tell of no request and change nothing
 STALLED_AFTER_S = 60.0  # work but no completed step for so long: not ready
 
 
 class AdminOps:
-    """Dispatches operations by name; `config.admin_key`, if set, must come along with each but `status`."""
+    """Dispatches operations by name; `config.admin_key`, if set, must come along with each but OPEN_OPS."""
 
     def __init__(self, service: EngineService, config: EngineConfig, summary: EngineSummary) -> None:
         self._service = service
@@ -32,6 +35,7 @@ class AdminOps:
             "cancel": self._cancel,
             "sessions": self._sessions,
             "drain": self._drain,
+            "metrics": self._metrics,
         }
 
     def run(self, op: str, arguments: str) -> str:
@@ -41,7 +45,7 @@ class AdminOps:
             raise RequestError("INVALID_ARG", f"Unknown op {op!r}; known are {', '.join(self._operations)}.")
         decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
         key = str(decoded.pop("admin_key", "") or "")
-        if op != "status" and not hmac.compare_digest(key.encode(), self._config.admin_key.encode()):
+        if op not in OPEN_OPS and not hmac.compare_digest(key.encode(), self._config.admin_key.encode()):
             raise RequestError("INVALID_ARG", f"op {op} needs the right admin_key.")
         return msgspec.json.encode(operation(decoded)).decode()
 
@@ -67,7 +71,7 @@ class AdminOps:
             "requests": len(self._service.requests),
             "sessions": len(self._service.sessions.sessions),
             "steps": engine.num_steps,
-            "tokens_out": self._service.num_tokens_out,
+            "tokens_out": self._service.metrics.num_tokens_out,
             "preemptions": scheduler.num_preemptions,
             "blocks_free": pool.num_free,
             "blocks_cached": pool.num_cached,
@@ -101,6 +105,34 @@ class AdminOps:
     def _drain(self, arguments: dict[str, Any]) -> dict[str, Any]:
         self._service.is_draining = True
         return {"requests": len(self._service.requests)}
+
+    def _metrics(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        engine, scheduler, counted = self._service.engine, self._service.engine.scheduler, self._service.metrics
+        pool = engine.cache.pool
+        values: dict[str, float] = {
+            "limpet_requests_running": len(scheduler.running),
+            "limpet_requests_waiting": len(scheduler.waiting),
+            "limpet_slots": scheduler.max_rows,
+            "limpet_cache_blocks{used}": pool.num_blocks - pool.num_free,
+            "limpet_cache_blocks{cached}": pool.num_cached,
+            "limpet_cache_blocks{empty}": pool.num_free - pool.num_cached,
+            "limpet_sessions": len(self._service.sessions.sessions),
+            "limpet_requests_total": counted.num_requests,
+            "limpet_tokens_in_total": counted.num_tokens_in,
+            "limpet_cached_tokens_total": counted.num_cached_tokens,
+            "limpet_tokens_out_total": counted.num_tokens_out,
+            "limpet_evictions_total": pool.num_evicted,
+            "limpet_preemptions_total": scheduler.num_preemptions,
+            "limpet_steps_total": engine.num_steps,
+        }
+        values |= {f"limpet_errors_total{{{code}}}": counted.errors[code] for code in ERROR_CODES}
+        histograms = {
+            "limpet_time_to_first_token_seconds": counted.time_to_first_token.state(),
+            "limpet_inter_token_latency_seconds": counted.inter_token_latency.state(),
+            "limpet_step_seconds": counted.step_time.state(),
+        }
+        snapshot: dict[str, Any] = msgspec.to_builtins(MetricsSnapshot(os.getpid(), values, histograms))
+        return snapshot
 
 
 def _describe(session: Session) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class BlockPool:
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self.give_up(block)
+            self.num_evicted += self._contents[block] is not None
+            self.forget(block)
             self._references[block] = 1
         return blocks
 
@@ -84,9 +85,10 @@ class BlockPool:
             if block in self._free:
                 self._free.move_to_end(block, last=False)
 
-    def give_up(self, block: int) -> None:
-        """Forget a content that somebody may still refer to softly; it counts as evicted."""
-        self.num_evicted += self._contents[block] is not None
+    def take_over(self, block: int) -> None:
+        """Its only holder writes into the block; if others could still have found its content, that is an eviction."""
+        content = self._contents[block]
+        self.num_evicted += content is not None and self._index.get(content) == block
         self.forget(block)
 
     def find(self, content: bytes) -> int | None:

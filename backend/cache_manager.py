@@ -113,7 +113,7 @@ class CacheManager:
         """Make the partly used last block writable: a copy if others use it, else it just loses its content."""
         shared = sequence.blocks[-1]
         if not self.pool.is_shared(shared):
-            self.pool.give_up(shared)
+            self.pool.take_over(shared)
             return []
         own = self.pool.allocate(1)
         assert own is not None, "attach counted the blocks wrongly"

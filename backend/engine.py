@@ -4,6 +4,7 @@
 the engine process, offline use (`limpet.backend.offline`), tests and benchmarks all drive it the same way.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,7 +30,8 @@ class Engine:
         self.session_len = session_len
         self.vocab_size = vocab_size
         self.num_steps = 0  # completed
-        self._in_flight: deque[tuple[ScheduledStep, Future[list[int]]]] = deque()
+        self.last_step_s = 0.0  # the last completed step, from its launch to its ids
+        self._in_flight: deque[tuple[ScheduledStep, Future[list[int]], float]] = deque()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request; raises RequestError if it can never be served or the queue is full."""
@@ -67,7 +69,7 @@ class Engine:
         if step is None:
             return False
         handle = self.runner.forward(step.plan)
-        self._in_flight.append((step, self.runner.sample(handle, on_ready)))
+        self._in_flight.append((step, self.runner.sample(handle, on_ready), time.monotonic()))
         return True
 
     @property
@@ -80,9 +82,10 @@ class Engine:
 
     def collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step in flight and hand out what it gave."""
-        step, ids = self._in_flight.popleft()
+        step, ids, launched_at = self._in_flight.popleft()
         outputs = self.scheduler.update(step, ids.result())
         self.num_steps += 1
+        self.last_step_s = time.monotonic() - launched_at
         return outputs
 
     def check_integrity(self) -> None:

@@ -78,6 +78,7 @@ class EngineProcess:
                 self._handle(event)
             while self.engine.is_ready():
                 self.service.deliver(self.engine.collect())
+                self.service.metrics.step_time.observe(self.engine.last_step_s)
             self.service.expire()
             self._admin.note_progress()
 

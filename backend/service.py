@@ -9,7 +9,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from limpet.backend.core import RequestError, Sequence, SequenceOutput
 from limpet.backend.engine import Engine
@@ -22,6 +22,7 @@ from limpet.backend.link.messages import (
     Failed,
     Message,
     Outputs,
+    Ping,
     PollCancel,
     Settle,
     Settled,
@@ -34,6 +35,7 @@ from limpet.backend.link.messages import (
     unpack_ids,
 )
 from limpet.backend.link.router import Connection
+from limpet.backend.metrics import EngineMetrics
 from limpet.backend.offline import new_sequence
 from limpet.backend.sessions import Session, SessionTable, TurnLease
 
@@ -52,6 +54,7 @@ class ServedRequest:
     lease: TurnLease | None = None
     sequence: Sequence | None = None
     num_delivered: int = 0
+    last_token_at: float = field(default_factory=time.monotonic)  # at first: when the request arrived
 
     @property
     def is_generating(self) -> bool:
@@ -69,7 +72,7 @@ class EngineService:
         self._requests: dict[tuple[bytes, int], ServedRequest] = {}
         self._parked: defaultdict[str, list[tuple[Connection, BeginTurn]]] = defaultdict(list)
         self.is_draining = False
-        self.num_tokens_out = 0
+        self.metrics = EngineMetrics()
 
     @property
     def requests(self) -> list[ServedRequest]:
@@ -92,6 +95,8 @@ class EngineService:
                 self._abandon(connection, message.key)
             case EndSession():
                 self._end_session(connection, message)
+            case Ping():
+                self.metrics.errors.update(message.errors)
 
     def lose(self, connection: Connection) -> None:
         """A front end is gone: its turns end with what it had delivered, everything else is dropped."""
@@ -103,11 +108,12 @@ class EngineService:
 
     def deliver(self, outputs: list[SequenceOutput]) -> None:
         """Send a step's outputs to the front ends, one message each."""
+        now = time.monotonic()
         batches: defaultdict[Connection, list[TokenOutput]] = defaultdict(list)
         for output in outputs:
             request = output.sequence.key
             assert isinstance(request, ServedRequest)
-            self.num_tokens_out += len(output.ids)
+            self._count(request, output, now)
             batches[request.connection].append(_token_output(request, output))
             if output.error is not None or (output.ends and request.lease is None):
                 self._close(request, request.num_delivered)
@@ -203,7 +209,10 @@ class EngineService:
         if lease is not None:
             lease.accept(sequence, message.messages)
         request.sequence = sequence
+        request.last_token_at = message.arrived_at or request.last_token_at
         self._requests[connection.identity, message.key] = request
+        self.metrics.num_requests += 1
+        self.metrics.num_tokens_in += len(prompt)
 
     def _delivered(self, connection: Connection, message: Delivered) -> None:
         for key, count in zip(message.keys, message.counts, strict=True):
@@ -237,6 +246,16 @@ class EngineService:
     def _end_session(self, connection: Connection, message: EndSession) -> None:
         self.end_session(message.session_id)
         self._send(connection, Settled(message.key, 0))
+
+    def _count(self, request: ServedRequest, output: SequenceOutput, now: float) -> None:
+        if not output.ids:
+            return
+        metrics, sequence = self.metrics, output.sequence
+        is_first = sequence.num_generated == len(output.ids)
+        (metrics.time_to_first_token if is_first else metrics.inter_token_latency).observe(now - request.last_token_at)
+        metrics.num_cached_tokens += (sequence.num_cached or 0) if is_first else 0
+        metrics.num_tokens_out += len(output.ids)
+        request.last_token_at = now
 
     # ---- ends
 

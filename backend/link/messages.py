@@ -13,7 +13,7 @@ come at any time after Submit and then also ends the generation (stop string, ca
 the engine settles with the last Delivered watermark.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from limpet.backend.sampling_params import SamplingParams
 
 FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]
 ErrorCode: TypeAlias = Literal["INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
+ERROR_CODES: tuple[ErrorCode, ...] = get_args(ErrorCode)
 
 
 def pack_ids(ids: list[int]) -> bytes:
@@ -85,6 +86,7 @@ class Submit(Message):
     priority: int = 0
     timeout_ms: int | None = None
     cache_salt: str = ""
+    arrived_at: float | None = None  # time.monotonic() when the front end got the request
 
 
 class Abandon(Message):
@@ -137,7 +139,9 @@ class Admin(Message):
 
 
 class Ping(Message):
-    """Heartbeat, both ways, every HEARTBEAT_S."""
+    """Heartbeat, both ways, every HEARTBEAT_S; a front end's carries how many errors it answered since the last one."""
+
+    errors: dict[ErrorCode, int] = {}
 
 
 # ---- engine -> front end

@@ -80,7 +80,7 @@ class Router:
             self._socket.send_multipart([connection.identity, self._encoder.encode(message)])
 
     def poll(self, timeout_s: float) -> list[Arrived | Lost]:
-        """Wait for something to happen; returns what did, heartbeats aside."""
+        """Wait for something to happen; returns what did, plain heartbeats aside."""
         patience = min(timeout_s, max(self._next_heartbeat - time.monotonic(), 0.0))
         ready = {fd for fd, _ in self._poller.poll(math.ceil(patience * 1000))}
         if self._wake_fd in ready:
@@ -114,7 +114,7 @@ class Router:
             if isinstance(message, Bye):
                 self._forget(connection)
                 yield Lost(connection, died=False)
-            elif not isinstance(message, Ping):
+            elif not isinstance(message, Ping) or message.errors:
                 yield Arrived(connection, message)
 
     def _connect(self, identity: bytes, hello: Hello) -> None:
