@@ -54,6 +54,7 @@ class ServedRequest:
     lease: TurnLease | None = None
     sequence: Sequence | None = None
     num_delivered: int = 0
+    accepted_at: float = field(default_factory=time.monotonic)
     last_token_at: float = field(default_factory=time.monotonic)  # at first: when the request arrived
 
     @property
@@ -116,7 +117,9 @@ class EngineService:
             self._count(request, output, now)
             batches[request.connection].append(_token_output(request, output))
             if output.error is not None or (output.ends and request.lease is None):
-                self._close(request, request.num_delivered)
+                self._close(
+                    request, request.num_delivered if request.lease is not None else output.sequence.num_generated
+                )
         for connection, items in batches.items():
             self._send(connection, Outputs(items))
 
@@ -270,6 +273,7 @@ class EngineService:
         sequence, lease = request.sequence, request.lease
         if sequence is not None:
             self.engine.stop(sequence)
+            _log_end(request, sequence, num_kept)
         if lease is None:
             if sequence is not None:
                 self.engine.discard(sequence)
@@ -297,6 +301,21 @@ class EngineService:
     def _owner(self, session_id: str) -> ServedRequest:
         lease = self.sessions.sessions[session_id].lease
         return next(request for request in self._requests.values() if request.lease is lease)
+
+
+def _log_end(request: ServedRequest, sequence: Sequence, num_kept: int) -> None:
+    logger.info(
+        "event=request_end request_id=%s session_id=%s tokens_in=%d tokens_cached=%d tokens_out=%d tokens_kept=%d "
+        "preemptions=%d duration_s=%.3f",
+        request.request_id,
+        request.lease.session.id if request.lease is not None else "",
+        sequence.num_prompt,
+        sequence.num_cached or 0,
+        sequence.num_generated,
+        num_kept,
+        sequence.num_preemptions,
+        time.monotonic() - request.accepted_at,
+    )
 
 
 def _token_output(request: ServedRequest, output: SequenceOutput) -> TokenOutput:

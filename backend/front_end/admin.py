@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.front_end.errors import RequestError, coded_text
+from limpet.backend.front_end.metrics_publisher import MetricsPublisher
 from limpet.backend.front_end.model import prepare_process, shm_region
 from limpet.backend.link.admin_call import call_engines
 from limpet.backend.link.messages import AdminReply, Failed, Hello
@@ -30,9 +31,14 @@ class TritonPythonModel:
         prepare_process()
         hello = Hello(front_end=args["model_instance_name"], pid=os.getpid(), role="admin", shm_region=shm_region())
         self._administration = Administration(Path(args["model_repository"]).parent, os.getppid(), hello)
+        self._publisher = MetricsPublisher(self._administration.metrics)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
+
+    def finalize(self) -> None:
+        """Called once, when the server stops."""
+        self._publisher.stop()
 
     def _answer(self, request: Any) -> Any:
         try:
@@ -80,6 +86,10 @@ class Administration:
         if op == "drain":
             return _drained(answers)
         return _reply(next(iter(answers.values())))
+
+    def metrics(self) -> Mapping[str, AdminReply | Failed]:
+        """Every engine's answer to op `metrics`."""
+        return call_engines(self._engines(), self._hello, "metrics", "{}", _STATUS_TIMEOUT_S)
 
     def _engines(self) -> dict[str, EngineRuntime]:
         folders = sorted(self._repository.iterdir())

@@ -13,6 +13,7 @@ Other threads only put events into the inbox.
 
 import enum
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -101,6 +102,7 @@ class Answer:
         self._connection = services.connection
         self._thread = thread
         self._responder = responder
+        self._arrived_at = time.monotonic()
         self._state = State.PREPARING
         self._inbox: deque[Event] = deque()
         self._is_scheduled = False
@@ -236,7 +238,7 @@ class Answer:
     def _submit(self, prompt: Prompt) -> None:
         self._prompt = prompt
         self._state = State.GENERATING
-        self._connection.send(prompt.submit(self._key, self._request))
+        self._connection.send(prompt.submit(self._key, self._request, self._arrived_at))
 
     def _on_output(self, output: TokenOutput) -> None:
         if self._state is not State.GENERATING:
@@ -344,6 +346,7 @@ class Answer:
     def _fail(self, code: ErrorCode, message: str) -> None:
         if not self._responder.is_finished:
             self._close()
+            self._connection.count_error(code)
             self._responder.fail(code, message)
 
     def _close(self) -> None:

@@ -44,7 +44,9 @@ class FrontEnd:
         self._senders = SenderPool()
         self._services = Services(
             connection=connection,
-            prompts=PromptBuilder(reader, tokenizer, Conversation(tokenizer, template), connection),
+            prompts=PromptBuilder(
+                reader, tokenizer, Conversation(tokenizer, template), connection, log_prompts=config.log_prompts
+            ),
             new_detokenizer=DetokenizerFactory(tokenizer),
             workers=self._workers,
         )

@@ -1,5 +1,6 @@
 """What the worker threads do for a request: check it, and turn its content into the prompt's ids."""
 
+import logging
 from dataclasses import dataclass
 
 import msgspec
@@ -12,6 +13,8 @@ from limpet.backend.link.connection import EngineConnection, EngineUnavailableEr
 from limpet.backend.link.messages import ModelInfo, Submit, TurnBegun, pack_ids
 from limpet.backend.tokenizer import Tokenizer
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -21,7 +24,7 @@ class Prompt:
     turn_ends: list[int]
     num_input_tokens: int
 
-    def submit(self, key: int, request: GenerationRequest) -> Submit:
+    def submit(self, key: int, request: GenerationRequest, arrived_at: float) -> Submit:
         """The message that starts generating."""
         messages = request.content.messages if request.content is not None else None
         return Submit(
@@ -34,6 +37,7 @@ class Prompt:
             priority=request.priority,
             timeout_ms=request.timeout_ms,
             cache_salt=request.cache_salt,
+            arrived_at=arrived_at,
         )
 
 
@@ -41,12 +45,19 @@ class PromptBuilder:
     """Raises RequestError for everything that a client can do wrong."""
 
     def __init__(
-        self, reader: RequestReader, tokenizer: Tokenizer, conversation: Conversation, connection: EngineConnection
+        self,
+        reader: RequestReader,
+        tokenizer: Tokenizer,
+        conversation: Conversation,
+        connection: EngineConnection,
+        *,
+        log_prompts: bool,
     ) -> None:
         self._reader = reader
         self._tokenizer = tokenizer
         self._conversation = conversation
         self._connection = connection
+        self._log_prompts = log_prompts
 
     def read(self, raw: RawRequest) -> GenerationRequest:
         return self._reader.read(raw, self._info())
@@ -62,7 +73,7 @@ class PromptBuilder:
                 raise RequestError(str(error)) from None
         else:
             ids = content.ids if content.ids is not None else self._tokenizer.encode_prompt(content.text or "")
-        return self._checked(TurnPrompt(ids), history_len=0)
+        return self._checked(request, TurnPrompt(ids), history_len=0)
 
     def turn(self, request: GenerationRequest, begun: TurnBegun) -> Prompt:
         """The prompt of a session's turn: the whole conversation."""
@@ -75,9 +86,12 @@ class PromptBuilder:
                 prompt = self._conversation.raw_turn(begun, content.text, content.ids or [])
         except TemplateError as error:
             raise RequestError(str(error)) from None
-        return self._checked(prompt, begun.history_len)
+        return self._checked(request, prompt, begun.history_len)
 
-    def _checked(self, prompt: TurnPrompt, history_len: int) -> Prompt:
+    def _checked(self, request: GenerationRequest, prompt: TurnPrompt, history_len: int) -> Prompt:
+        if self._log_prompts:
+            text = msgspec.json.encode(self._tokenizer.decode(prompt.ids)).decode()
+            _logger.info("event=prompt request_id=%s text=%s", request.request_id, text)
         num_tokens, session_len = len(prompt.ids), self._info().session_len
         if num_tokens == 0:
             raise RequestError("The prompt has no tokens; send at least one.")

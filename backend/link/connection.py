@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -26,6 +26,7 @@ from limpet.backend.link.messages import (
     CancelRequested,
     Delivered,
     EndSession,
+    ErrorCode,
     Failed,
     Hello,
     Message,
@@ -85,6 +86,7 @@ class EngineConnection:
         self._receivers: dict[int, Receiver] = {}
         self._outbox: deque[bytes] = deque()
         self._watermarks: dict[int, int] = {}
+        self._errors: Counter[ErrorCode] = Counter()  # answered since the last heartbeat
         self._info: ModelInfo | None = None
         self._down_reason = "The engine is starting."
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -138,6 +140,11 @@ class EngineConnection:
         with self._lock:
             if key in self._receivers:
                 self._watermarks[key] = count
+
+    def count_error(self, code: ErrorCode) -> None:
+        """Note an error that a client got; told to the engine, which counts for all, with the next heartbeat."""
+        with self._lock:
+            self._errors[code] += 1
 
     def close(self, key: int) -> None:
         """No more answers for this key, and none are expected."""
@@ -229,8 +236,13 @@ class EngineConnection:
             self._check_silence(engine, connected, last_heard)
             self._flush(socket)
             if time.monotonic() >= next_ping:
-                socket.send(self._encode(Ping()))
+                socket.send(self._encode(Ping(self._take_errors())))
                 next_ping = time.monotonic() + HEARTBEAT_S
+
+    def _take_errors(self) -> dict[ErrorCode, int]:
+        with self._lock:
+            errors, self._errors = self._errors, Counter()
+        return dict(errors)
 
     def _notice_end(self, engine: EngineProcess) -> NoReturn:
         how = self._keeper.reap(engine.pid)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -151,6 +151,39 @@ class FakeRequest:
         return self.sender
 
 
+class Metric:
+    """One series; a counter refuses to go down, as Triton's does."""
+
+    def __init__(self, labels: dict[str, str], *, counts_up: bool) -> None:
+        self.labels = labels
+        self.value = 0.0
+        self._counts_up = counts_up
+
+    def increment(self, by: float) -> None:
+        assert by >= 0, "a counter cannot go down"
+        self.value += by
+
+    def set(self, value: float) -> None:
+        assert not self._counts_up, "a counter cannot be set"
+        self.value = value
+
+
+class MetricFamily:
+    """Remembers every family, so that a test can read what was published."""
+
+    COUNTER, GAUGE = 0, 1
+    all: ClassVar[dict[str, "MetricFamily"]] = {}
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.kind = kind
+        self.metrics: list[Metric] = []
+        self.all[name] = self
+
+    def Metric(self, labels: dict[str, str]) -> Metric:
+        self.metrics.append(Metric(labels, counts_up=self.kind == self.COUNTER))
+        return self.metrics[-1]
+
+
 def _array(value: Any) -> "np.ndarray[Any, Any]":
     listed = value if isinstance(value, list) else [value]
     encoded = [each.encode() if isinstance(each, str) else each for each in listed]
@@ -166,5 +199,6 @@ def install() -> None:
     module: Any = ModuleType("triton_python_backend_utils")
     module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL_FLAG
     module.Tensor, module.InferenceResponse, module.TritonError = Tensor, InferenceResponse, TritonError
+    module.MetricFamily = MetricFamily
     module.TritonModelException, module.get_input_tensor_by_name = TritonModelException, _input_tensor
     sys.modules.setdefault("triton_python_backend_utils", module)
