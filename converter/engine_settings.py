@@ -28,10 +28,11 @@ DESCRIPTIONS = {
 def render_parameters(config: EngineConfig) -> str:
     """The `parameters` blocks of config.pbtxt, one per setting, each under a comment."""
     values: dict[str, object] = msgspec.structs.asdict(config)
-    return "\n".join(
-        f'# {DESCRIPTIONS[name]}\nparameters {{ key: "{name}" value {{ string_value: {json.dumps(_text(value), ensure_ascii=False)} }} }}'
-        for name, value in values.items()
-    )
+    return "\n".join(f"# {DESCRIPTIONS[name]}\n{_block(name, _text(value))}" for name, value in values.items())
+
+
+def _block(name: str, text: str) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: {json.dumps(text, ensure_ascii=False)} }} }}'
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,6 @@
-"""A GGUF file: its metadata and its tensors, dequantised one at a time."""
+"""GGUF files: metadata, and tensors dequantised one at a time. A large model may be split over several files."""
 
-import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,46 +15,43 @@ from limpet.converter.errors import ConversionError
 from limpet.converter.rules import TensorInfo
 
 _MAGIC = b"GGUF"
+_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class GGUFFile:
-    """Metadata by key and tensors in float32; raises ConversionError if the file is damaged."""
+    """Metadata by key, and tensors in float32; raises ConversionError if a file is damaged or a part is missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            if file.read(4) != _MAGIC:
-                raise ConversionError(f"{path.name} is no GGUF file.")
-        try:
-            reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError):
-            # The library indexes past a cut file or meets nonsense where the header should be.
-            raise ConversionError(f"{path.name} is damaged or cut short: download it again.") from None
-        self.metadata: Mapping[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
-        self._entries = {tensor.name: tensor for tensor in reader.tensors}
-        self.tensors: Mapping[str, TensorInfo] = {name: self._info(name) for name in self._entries}
+        self.metadata: Mapping[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._entries: dict[str, tuple[Path, Any]] = {}  # with the file that holds the tensor
+        for number, part in enumerate(_part_paths(path)):
+            reader = _open(part)
+            if number == 0:
+                self.metadata = {key: field.contents() for key, field in reader.fields.items()}
+            for entry in reader.tensors:
+                self._add(part, entry)
 
     def require(self, key: str) -> Any:
         if key not in self.metadata:
             raise ConversionError(f"{self.path.name} lacks the metadata key {key}.")
         return self.metadata[key]
 
-    def quantisations(self) -> list[str]:
-        """Names of the tensors' types, the one with most bytes first."""
+    def main_type(self) -> str:
+        """The name of the type in which most bytes are stored."""
         sizes: dict[str, int] = {}
-        for entry in self._entries.values():
+        for _, entry in self._entries.values():
             kind = entry.tensor_type.name
             sizes[kind] = sizes.get(kind, 0) + int(entry.n_bytes)
-        return sorted(sizes, key=lambda kind: -sizes[kind])
+        return max(sizes, key=lambda kind: sizes[kind])
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor's values in float32, row-major as in Hugging Face files."""
-        entry = self._entries[name]
+        path, entry = self._entries[name]
         shape = self.tensors[name].shape
         # Read, not mapped: a mapped file would count as this process's memory while the whole of it is converted.
-        raw = np.fromfile(self.path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
-        if raw.nbytes != entry.n_bytes:
-            raise ConversionError(f"{self.path.name} ends within tensor {name}: download it again.")
+        raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
         block, block_bytes = GGML_QUANT_SIZES[entry.tensor_type]
         rows = raw.reshape(*shape[:-1], shape[-1] // block * block_bytes)
         try:
@@ -67,10 +64,34 @@ class GGUFFile:
     def file_of(self, name: str) -> None:
         return None
 
-    def _info(self, name: str) -> TensorInfo:
+    def _add(self, path: Path, entry: Any) -> None:
+        if entry.data_offset + entry.n_bytes > path.stat().st_size:
+            raise ConversionError(f"{path.name} is cut short: it ends before tensor {entry.name} does.")
         # GGUF lists the fastest dimension first.
-        shape = tuple(int(size) for size in reversed(self._entries[name].shape))
-        if self._entries[name].data_offset + self._entries[name].n_bytes > self.path.stat().st_size:
-            raise ConversionError(f"{self.path.name} is cut short: it ends before tensor {name} does.")
-        assert math.prod(shape) == self._entries[name].n_elements
-        return TensorInfo(shape, torch.float32)
+        shape = tuple(int(size) for size in reversed(entry.shape))
+        self.tensors[entry.name] = TensorInfo(shape, torch.float32)
+        self._entries[entry.name] = (path, entry)
+
+
+def _part_paths(path: Path) -> list[Path]:
+    """All files of a model, the one with the metadata first, whichever of them `path` is."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, count = match[1], match[3]
+    paths = [path.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+    missing = [part.name for part in paths if not part.exists()]
+    if missing:
+        raise ConversionError(f"{missing[0]}, a part of the model, is missing in {path.resolve().parent.name}.")
+    return paths
+
+
+def _open(path: Path) -> Any:
+    with path.open("rb") as file:
+        if file.read(4) != _MAGIC:
+            raise ConversionError(f"{path.name} is no GGUF file.")
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError):
+        # The library indexes past a cut file or meets nonsense where the header should be.
+        raise ConversionError(f"{path.name} is damaged or cut short: download it again.") from None

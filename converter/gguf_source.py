@@ -1,5 +1,6 @@
 """Opening a GGUF file as a source: architecture numbers from its metadata."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,10 @@ def open_gguf(path: Path) -> Source:
         raise ConversionError(
             f"GGUF architecture {architecture!r} is not supported; known are {', '.join(sorted(_LAYOUTS))}."
         )
-    if int(file.metadata.get("split.count", 1)) > 1:
-        raise ConversionError(
-            f"{path.name} is one of {file.metadata['split.count']} parts: join them with `llama-gguf-split --merge`."
-        )
     tokenizer = read_gguf_tokenizer(file.metadata)
     config = _GGUFConfig(file, architecture).model_config()
-    kind = f"GGUF file, {file.quantisations()[0]}"
-    return Source(kind, path.stem, config, _LAYOUTS[architecture], file, tokenizer)
+    kind = f"GGUF file, {file.main_type()}"
+    return Source(kind, re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), config, _LAYOUTS[architecture], file, tokenizer)
 
 
 class _GGUFConfig:

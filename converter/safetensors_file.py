@@ -50,13 +50,12 @@ class SafetensorsReader:
 
     def read(self, name: str) -> torch.Tensor:
         info, (start, end) = self.tensors[name], self._ranges[name]
-        buffer = bytearray(end - start)
+        buffer = torch.empty(end - start, dtype=torch.uint8)
         with self.path.open("rb") as file:
             file.seek(start)
-            if file.readinto(buffer) != end - start:
+            if file.readinto(buffer.numpy().data) != end - start:
                 raise ConversionError(f"{self.path.name} ends within tensor {name}: download it again.")
-        flat = torch.frombuffer(buffer, dtype=info.dtype) if buffer else torch.empty(0, dtype=info.dtype)
-        return flat.reshape(info.shape)
+        return buffer.view(info.dtype).reshape(info.shape)
 
     def _add(self, name: str, entry: dict[str, object], data_start: int) -> None:
         dtype = _DTYPES.get(str(entry.get("dtype")))

@@ -33,8 +33,8 @@ class TorchReader:
             raise ConversionError(
                 f"{self.path.name} holds more than tensors or is damaged: it is not opened."
             ) from None
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-            raise ConversionError(f"{self.path.name} cannot be read, it seems cut short ({error}).") from None
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError):
+            raise ConversionError(f"{self.path.name} cannot be read: it is damaged or cut short.") from None
         if not isinstance(content, dict):
             raise ConversionError(f"{self.path.name} holds no table of tensors.")
         return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}

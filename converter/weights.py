@@ -85,15 +85,20 @@ def _read_parts(step: Step, store: TensorStore, config: ModelConfig) -> Iterator
 
 
 def _require_finite(name: str, source: torch.Tensor, tensor: torch.Tensor) -> None:
-    if torch.isfinite(tensor).all():
+    if _is_finite(tensor):
         return
-    if torch.isfinite(source).all():
+    if _is_finite(source):
         largest = float(source.abs().max())
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ConversionError(
             f"Tensor {name} has values up to {largest:.3g}, too large for {kind}: use --dtype float32."
         )
     raise ConversionError(f"Tensor {name} holds NaN or infinite values: the checkpoint is damaged.")
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # The extremes are NaN if anything is. isfinite would take twice the tensor's memory and twenty times the time.
+    return tensor.numel() == 0 or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
 
 
 def _infos(shard: Sequence[Step], dtype: torch.dtype) -> dict[str, TensorInfo]:

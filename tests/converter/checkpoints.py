@@ -73,10 +73,11 @@ def write_gguf(
     leave_out: tuple[str, ...] = (),
     tokenizer: Tokenizer | None = None,
     sentencepiece: Sequence[Piece] = (),
+    split_max_tensors: int = 0,
 ) -> None:
     """The model as llama.cpp's converter writes it: its names, its q/k order, tokenizer and template as metadata."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -174,7 +175,7 @@ def _add_tensor(
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
     projection = next((heads[key] for key in heads if key in name), None)
     values = tensor.float().numpy()
-    if projection is not None and architecture == "llama":
+    if projection is not None and architecture in ("llama", "internlm2"):
         values = interleave(values, projection)
     if values.ndim == 1:
         quantisation = gguf.GGMLQuantizationType.F32

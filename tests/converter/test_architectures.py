@@ -45,6 +45,7 @@ def test_bin_folder(tmp_path: Path, family: str, layout: str) -> None:
     ("family", "architecture"),
     [
         ("llama-1", "llama"),
+        ("llama-2", "internlm2"),
         ("llama-2", "llama"),
         ("llama-3.1", "llama"),
         ("llama-3.2", "llama"),

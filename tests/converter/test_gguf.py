@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from limpet.backend.checkpoint import CheckpointDir
 from limpet.converter.cli import main
 from limpet.converter.gguf_file import GGUFFile
+from tests.aids.repositories import SMOLLM2_GGUF
 from tests.aids.tiny import build_tiny, write_tiny
 from tests.converter.checkpoints import converted_weights, run_convert, write_gguf
 
-SMOLLM2 = Path(".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+DEQUANTISABLE = sorted(gguf.quants._type_traits, key=lambda kind: kind.name)
 
 
 @pytest.mark.parametrize("shape", ["grouped-query", "tied", "biases", "wide-heads"])
@@ -49,20 +51,42 @@ def test_architectures_that_gguf_leaves_in_half_split_order_are_not_reordered(
     assert torch.equal(found[: len(query)], query)
 
 
-@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0])
+@pytest.mark.parametrize("kind", DEQUANTISABLE, ids=lambda kind: kind.name)
 def test_quantised_tensors_are_dequantised_by_the_library_to_the_bit(
     tmp_path: Path, kind: gguf.GGMLQuantizationType
 ) -> None:
-    tensor = torch.randn(96, 96)
-    values = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rows = np.random.default_rng(0).integers(0, 256, (3, 1024 // block * block_bytes), dtype=np.uint8)
     path = tmp_path / "one.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("some.weight", gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
+    writer.add_tensor("other.weight", np.ones(5, dtype=np.float32))
+    writer.add_tensor("some.weight", rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert np.array_equal(GGUFFile(path).read("some.weight").numpy(), values)
+    with np.errstate(all="ignore"):  # random bytes are also NaN and infinity
+        found = GGUFFile(path).read("some.weight").numpy()
+        assert found.shape == (3, 1024)
+        assert np.array_equal(found, gguf.quants.dequantize(rows, kind), equal_nan=True)
+
+
+@pytest.mark.parametrize("opened", [1, 2, 3])
+def test_split_gguf_is_read_whole_whichever_part_is_named(tmp_path: Path, opened: int) -> None:
+    model = build_tiny()
+    write_gguf(tmp_path / "whole.gguf", model)
+    write_gguf(tmp_path / "parts.gguf", model, split_max_tensors=8)
+    whole = converted_weights(run_convert(tmp_path / "whole.gguf", tmp_path / "a"))
+    parts = converted_weights(run_convert(tmp_path / f"parts-0000{opened}-of-00003.gguf", tmp_path / "b"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_split_gguf_without_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "parts.gguf", build_tiny(), split_max_tensors=8)
+    (tmp_path / "parts-00002-of-00003.gguf").unlink()
+    assert main([str(tmp_path / "parts-00001-of-00003.gguf"), "--dst", str(tmp_path)]) == 1
+    assert "parts-00002-of-00003.gguf, a part of the model, is missing" in capsys.readouterr().err
 
 
 def test_gguf_without_pre_tokenizer_mark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +117,9 @@ def test_cut_gguf_is_refused(tmp_path: Path, share: float, capsys: pytest.Captur
     assert "cut short" in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not in .cache/models (make fetches it)")
-def test_smollm2_weights_are_its_dequantised_tensors_with_q_and_k_back_in_order(tmp_path: Path) -> None:
-    weights = converted_weights(run_convert(SMOLLM2, tmp_path))
-    source = {tensor.name: tensor for tensor in gguf.GGUFReader(SMOLLM2).tensors}
+def test_smollm2_weights_are_its_dequantised_tensors_with_q_and_k_back_in_order(smollm2_dir: Path) -> None:
+    weights = converted_weights(CheckpointDir(smollm2_dir))
+    source = {tensor.name: tensor for tensor in gguf.GGUFReader(SMOLLM2_GGUF).tensors}
 
     def values(name: str) -> np.ndarray:
         return gguf.quants.dequantize(source[name].data, source[name].tensor_type)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import regex
 import sentencepiece
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from limpet.backend.checkpoint import CheckpointDir
@@ -23,9 +23,9 @@ from tests.aids.tiny import write_tiny
 from tests.converter.checkpoints import run_convert, write_gguf
 from tests.converter.families import build, write_folder, write_meta_folder
 from tests.converter.vocabularies import (
-    CORPUS,
     sentencepiece_bytes,
     strings,
+    train_byte_level,
     write_sentencepiece_model,
     write_tiktoken_model,
 )
@@ -37,20 +37,8 @@ LLAMA3_SPLIT = (
 )
 
 
-def train_byte_level(*, adds_bos: bool) -> Tokenizer:
-    """As SmolLM2's tokenizer.json: single digits, then GPT-2's split, then bytes."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=560,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS * 5, trainer)
+def smollm_like(*, adds_bos: bool) -> Tokenizer:
+    tokenizer = train_byte_level(SPECIAL)
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -77,7 +65,7 @@ def assert_all_equal(found: Sequence[list[int]], expected: Sequence[list[int]], 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_tokenizer_json_encodes_as_transformers_does(tmp_path: Path, adds_bos: bool) -> None:
-    write_folder_with(tmp_path / "source", train_byte_level(adds_bos=adds_bos))
+    write_folder_with(tmp_path / "source", smollm_like(adds_bos=adds_bos))
     served = ServedTokenizer.load(run_convert(tmp_path / "source", tmp_path))
     reference = AutoTokenizer.from_pretrained(tmp_path / "source")
     texts = strings(extra=(*SPECIAL, "<think>"))
@@ -87,7 +75,7 @@ def test_tokenizer_json_encodes_as_transformers_does(tmp_path: Path, adds_bos: b
 
 
 def test_gguf_metadata_encodes_as_the_tokenizer_it_was_made_from(tmp_path: Path) -> None:
-    tokenizer = train_byte_level(adds_bos=False)
+    tokenizer = smollm_like(adds_bos=False)
     write_gguf(tmp_path / "source.gguf", build("meta"), tokenizer=tokenizer)
     served = ServedTokenizer.load(run_convert(tmp_path / "source.gguf", tmp_path))
     reference = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -169,14 +157,14 @@ def test_meta_folder_of_llama3_stops_at_the_end_of_a_turn(tmp_path: Path) -> Non
 def test_add_bos_token_of_the_settings_decides_over_the_tokenizer(
     tmp_path: Path, stated: bool | None, expected: bool
 ) -> None:
-    write_folder_with(tmp_path / "source", train_byte_level(adds_bos=True), add_bos_token=stated)
+    write_folder_with(tmp_path / "source", smollm_like(adds_bos=True), add_bos_token=stated)
     checkpoint = run_convert(tmp_path / "source", tmp_path)
     assert checkpoint.tokenizer_config().add_bos == expected
     assert (encode(checkpoint, "tide")[0] == 0) == expected
 
 
 def test_tokens_declared_beside_tokenizer_json_are_kept_whole(tmp_path: Path) -> None:
-    tokenizer = train_byte_level(adds_bos=False)
+    tokenizer = smollm_like(adds_bos=False)
     size = tokenizer.get_vocab_size()
     entry = {"content": "<|tool|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
     write_folder_with(tmp_path / "source", tokenizer, added_tokens_decoder={str(size): entry})
@@ -184,7 +172,7 @@ def test_tokens_declared_beside_tokenizer_json_are_kept_whole(tmp_path: Path) ->
 
 
 def test_limits_of_the_training_run_are_dropped(tmp_path: Path) -> None:
-    tokenizer = train_byte_level(adds_bos=False)
+    tokenizer = smollm_like(adds_bos=False)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     write_folder_with(tmp_path / "source", tokenizer)
@@ -203,7 +191,7 @@ def test_added_token_with_another_id_than_declared_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = {"content": "<|tool|>", "special": True}
-    write_folder_with(tmp_path / "source", train_byte_level(adds_bos=False), added_tokens_decoder={"590": entry})
+    write_folder_with(tmp_path / "source", smollm_like(adds_bos=False), added_tokens_decoder={"590": entry})
     assert main([str(tmp_path / "source"), "--dst", str(tmp_path)]) == 1
     assert "id 442, not 590" in capsys.readouterr().err
 

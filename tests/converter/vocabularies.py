@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import sentencepiece
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CORPUS = (
     "The limpet leaves its place on the rock at every tide and comes back to exactly that spot.",
@@ -74,6 +75,23 @@ def sentencepiece_bytes() -> bytes:
 def write_sentencepiece_model(path: Path) -> Path:
     path.write_bytes(sentencepiece_bytes())
     return path
+
+
+def train_byte_level(special: tuple[str, ...]) -> Tokenizer:
+    """As SmolLM2's tokenizer.json: single digits, then GPT-2's split, then bytes; special tokens come first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=560,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 5, trainer)
+    return tokenizer
 
 
 def write_tiktoken_model(path: Path) -> dict[bytes, int]:
