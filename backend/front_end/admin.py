@@ -14,7 +14,7 @@ from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.front_end.errors import RequestError, coded_text
 from limpet.backend.front_end.metrics_publisher import MetricsPublisher
 from limpet.backend.front_end.model import prepare_process, shm_region
-from limpet.backend.link.admin_call import call_engines
+from limpet.backend.link.admin_links import AdminLinks
 from limpet.backend.link.messages import AdminReply, Failed, Hello
 from limpet.backend.link.ownership import EngineRuntime, OwnershipError
 
@@ -39,6 +39,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Called once, when the server stops."""
         self._publisher.stop()
+        self._administration.stop()
 
     def _answer(self, request: Any) -> Any:
         try:
@@ -65,7 +66,12 @@ class Administration:
     def __init__(self, repository: Path, server_pid: int, hello: Hello) -> None:
         self._repository = repository
         self._server_pid = server_pid
-        self._hello = hello
+        self._links = AdminLinks(hello)
+        self._links.connect(self._engines())
+
+    def stop(self) -> None:
+        """Leave the engines."""
+        self._links.stop()
 
     def run(self, source: bytes) -> dict[str, Any]:
         """The answer to a JSON object with `op`; raises RequestError."""
@@ -80,7 +86,7 @@ class Administration:
             raise RequestError(f"op {op} needs a model: one of {', '.join(engines)}.")
         chosen = engines if model is None else {model: engines[model]}
         timeout_s = _STATUS_TIMEOUT_S if op == "status" else _TIMEOUT_S
-        answers = call_engines(chosen, self._hello, op, json.dumps(request), timeout_s)
+        answers = self._links.call(chosen, op, json.dumps(request), timeout_s)
         if op == "status":
             return _status(answers)
         if op == "drain":
@@ -89,7 +95,7 @@ class Administration:
 
     def metrics(self) -> Mapping[str, AdminReply | Failed]:
         """Every engine's answer to op `metrics`."""
-        return call_engines(self._engines(), self._hello, "metrics", "{}", _STATUS_TIMEOUT_S)
+        return self._links.call(self._engines(), "metrics", "{}", _STATUS_TIMEOUT_S)
 
     def _engines(self) -> dict[str, EngineRuntime]:
         folders = sorted(self._repository.iterdir())

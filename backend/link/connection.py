@@ -16,11 +16,13 @@ from typing import NoReturn, Protocol, TypeAlias
 import msgspec
 import zmq
 
-from limpet.backend.link.keeper import EngineKeeper, EngineProcess, EngineStartError
+from limpet.backend.link.keeper import EngineProcess, EngineStartError, EngineWatcher
 from limpet.backend.link.messages import (
     HEARTBEAT_S,
     LOST_AFTER_S,
     Abandon,
+    Admin,
+    AdminReply,
     BeginTurn,
     Bye,
     CancelRequested,
@@ -54,8 +56,8 @@ _BYE_LINGER_MS = 1000
 _RESTARTING = "it is being restarted, ask again in some seconds."
 _logger = logging.getLogger(__name__)
 
-RequestEvent: TypeAlias = TurnBegun | TokenOutput | Failed | Settled | PollCancel | CancelRequested
-RequestMessage: TypeAlias = BeginTurn | Submit | Abandon | Settle | StillRunning | EndSession
+RequestEvent: TypeAlias = TurnBegun | TokenOutput | Failed | Settled | PollCancel | CancelRequested | AdminReply
+RequestMessage: TypeAlias = BeginTurn | Submit | Abandon | Settle | StillRunning | EndSession | Admin
 
 
 class EngineUnavailableError(Exception):
@@ -75,7 +77,7 @@ class _EngineLostError(Exception):
 class EngineConnection:
     """A front end's link to its engine, across restarts of the engine."""
 
-    def __init__(self, runtime: EngineRuntime, keeper: EngineKeeper, hello: Hello) -> None:
+    def __init__(self, runtime: EngineRuntime, keeper: EngineWatcher, hello: Hello) -> None:
         self._runtime = runtime
         self._keeper = keeper
         self._hello = hello
@@ -101,10 +103,10 @@ class EngineConnection:
         """Begin to find or start the engine."""
         self._thread.start()
 
-    def wait_ready(self) -> ModelInfo:
-        """Block until the engine is ready; raises EngineStartError with the reason if it does not get so far."""
-        if not self._decided.wait(START_DEADLINE_S):
-            raise EngineStartError(f"The engine was not ready within {START_DEADLINE_S:.0f} s.")
+    def wait_ready(self, timeout_s: float = START_DEADLINE_S) -> ModelInfo:
+        """Block until the first engine is ready; raises EngineStartError with the reason if it does not get so far."""
+        if not self._decided.wait(timeout_s):
+            raise EngineStartError(f"The engine was not ready within {timeout_s:g} s.")
         if self._start_error is not None:
             raise self._start_error
         return self.info
@@ -265,7 +267,7 @@ class EngineConnection:
                 self._silent_engine = None
                 self._info = info
                 self._decided.set()
-            case TurnBegun() | Failed() | Settled() | PollCancel() | CancelRequested():
+            case TurnBegun() | Failed() | Settled() | PollCancel() | CancelRequested() | AdminReply():
                 self._deliver(message)
 
     def _deliver(self, event: RequestEvent) -> None:
@@ -285,8 +287,7 @@ class EngineConnection:
         if self._silent_engine is not None and self._silent_engine[0] == engine.pid:
             deadline = self._silent_engine[1] + HUNG_AFTER_S
         if now > deadline:
-            _logger.error("The engine, process %d, does not answer: killed.", engine.pid)
-            engine.kill()
+            self._keeper.end(engine)
             self._silent_engine = None
             raise _EngineLostError("The engine hung and was stopped")
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime, EngineState, OwnershipError
 
 _OTHER_ENGINE_PATIENCE_S = 30.0  # for an engine with other settings to leave
+_LOSER_PATIENCE_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -35,11 +36,40 @@ class EngineProcess:
         os.close(self.pidfd)
 
 
-class EngineKeeper:
+class EngineWatcher:
+    """Finds the engine of a model whatever its settings, and leaves it to the front ends: for limpet_admin."""
+
+    def __init__(self, runtime: EngineRuntime) -> None:
+        self._runtime = runtime
+
+    def find(self) -> EngineProcess | None:
+        """The engine, if one runs."""
+        state = self._runtime.state()
+        return None if state is None else self._hold(state)
+
+    def reap(self, pid: int) -> str | None:
+        """How an ended engine ended; None if its starter is another process."""
+        return None
+
+    def end(self, engine: EngineProcess) -> None:
+        """What is to be done about an engine that hangs."""
+
+    def _hold(self, state: EngineState) -> EngineProcess | None:
+        try:
+            engine = EngineProcess(state.pid)
+        except ProcessLookupError:
+            return None
+        if self._runtime.state() == state:
+            return engine
+        engine.close()
+        return None
+
+
+class EngineKeeper(EngineWatcher):
     """One front end's view of who runs the engine; `find` is called until it answers."""
 
     def __init__(self, runtime: EngineRuntime, digest: str, spawn: Callable[[], "subprocess.Popen[bytes]"]) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._digest = digest
         self._spawn = spawn
         self._child: subprocess.Popen[bytes] | None = None
@@ -53,6 +83,7 @@ class EngineKeeper:
         state = self._runtime.state()
         if state is not None and state.digest == self._digest:
             self._other_since = None
+            self._await_loser(state.pid)
             return self._hold(state)
         self._check_child()
         if state is not None:
@@ -63,12 +94,16 @@ class EngineKeeper:
         return None
 
     def reap(self, pid: int) -> str | None:
-        """How an ended engine ended; None if another front end had started it."""
         if self._child is None or self._child.pid != pid:
             return None
         code = self._child.wait()
         self._child = None
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+    def end(self, engine: EngineProcess) -> None:
+        """Kill an engine that hangs, so that the next one can start."""
+        _logger.error("The engine, process %d, does not answer: killed.", engine.pid)
+        engine.kill()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         try:
@@ -76,15 +111,12 @@ class EngineKeeper:
         except (OwnershipError, OSError) as error:
             raise EngineStartError(f"The engine cannot be started: {error}") from None
 
-    def _hold(self, state: EngineState) -> EngineProcess | None:
-        try:
-            engine = EngineProcess(state.pid)
-        except ProcessLookupError:
-            return None
-        if self._runtime.state() == state:
-            return engine
-        engine.close()
-        return None
+    def _await_loser(self, owner: int) -> None:
+        """Our own engine ends at once if another one holds the lock."""
+        if self._child is not None and self._child.pid != owner:
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(_LOSER_PATIENCE_S)
+                self._child = None
 
     def _check_child(self) -> None:
         code = self._child.poll() if self._child is not None else None

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from limpet.backend.link.messages import Admin, AdminReply, Bye, Failed, Message, ModelInfo
+from limpet.backend.front_end.errors import RequestError
+from limpet.backend.link.messages import Admin, AdminReply, Bye, Failed, Hello, Message, ModelInfo, Ping
 from limpet.backend.link.ownership import EngineRuntime
 from tests.front_end.fake_engine import FakeEngine
-from tests.front_end.fake_triton import FakeRequest
+from tests.front_end.fake_triton import FakeRequest, InferenceResponse
 
 INFO = ModelInfo(engine_pid=1, session_len=8, vocab_size=8, max_batch_size=1, eos_token_ids=[])
 Answer = Callable[[Admin], Message]
@@ -24,7 +25,6 @@ Answer = Callable[[Admin], Message]
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of limpet_admin and the models alpha and beta."""
     monkeypatch.setenv("LIMPET_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(os, "getppid", os.getpid)  # the stub's parent is tritonserver
     for name in ("alpha", "beta"):
         folder = tmp_path / "repository" / name / "1" / "checkpoint"
         folder.mkdir(parents=True)
@@ -59,22 +59,37 @@ def engine(repository: Path, name: str, answer: Answer) -> Iterator[list[Admin]]
 
 
 def run(repository: Path, request: Any) -> dict[str, Any]:
-    from limpet.backend.front_end.admin import TritonPythonModel
+    """The answer of an operation, or code and text of its refusal."""
+    from limpet.backend.front_end.admin import Administration
 
-    model = TritonPythonModel()
-    model.initialize({"model_repository": str(repository / "limpet_admin"), "model_instance_name": "limpet_admin_0"})
-    source = request if isinstance(request, (str, bytes)) else json.dumps(request)
-    (response,) = model.execute([FakeRequest({"request": source})])
-    if response.error is not None:
-        return {"code": response.error.code, "error": response.error.message}
-    answer: dict[str, Any] = json.loads(response.outputs["response"][0])
-    return answer
+    administration = Administration(repository, os.getpid(), Hello("limpet_admin_0", os.getpid(), "admin"))
+    source = request if isinstance(request, (bytes, str)) else json.dumps(request)
+    try:
+        return administration.run(source if isinstance(source, bytes) else source.encode())
+    except RequestError as refusal:
+        return {"code": refusal.code, "error": refusal.message}
+    finally:
+        administration.stop()
 
 
 def test_status_is_ready_when_every_engine_is(repository: Path) -> None:
     with engine(repository, "alpha", reply(ready=True, steps=4)), engine(repository, "beta", reply(ready=True)):
         status = run(repository, {"op": "status"})
     assert status == {"ready": True, "models": {"alpha": {"ready": True, "steps": 4}, "beta": {"ready": True}}}
+
+
+def test_triton_gets_one_string_or_an_error_with_its_code(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from limpet.backend.front_end.admin import TritonPythonModel
+
+    monkeypatch.setattr(os, "getppid", os.getpid)  # the stub's parent is tritonserver
+    model = TritonPythonModel()
+    model.initialize({"model_repository": str(repository / "limpet_admin"), "model_instance_name": "limpet_admin_0"})
+    requests = [FakeRequest({"request": source}) for source in ('{"op": "status"}', "{")]
+    responses: list[InferenceResponse] = model.execute(requests)
+    model.finalize()
+    assert json.loads(responses[0].outputs["response"][0])["ready"] is False
+    assert responses[1].error is not None
+    assert responses[1].error.code == "INVALID_ARG"
 
 
 def test_status_names_the_engine_that_is_not_there(repository: Path) -> None:
@@ -85,13 +100,19 @@ def test_status_names_the_engine_that_is_not_there(repository: Path) -> None:
     assert status["reason"] == status["models"]["beta"]["reason"] == "The engine of beta is not running."
 
 
-def test_status_gives_up_on_a_silent_engine(repository: Path) -> None:
+def test_status_does_not_wait_for_an_engine_that_is_starting(repository: Path) -> None:
     runtime = EngineRuntime.for_model(repository / "alpha", os.getpid())
     assert runtime.take_lock("digest")
     shutil.rmtree(repository / "beta")
     status = run(repository, {"op": "status"})
     assert not status["ready"]
-    assert "did not answer within" in status["reason"]
+    assert status["reason"] == "The engine of alpha is still starting."
+
+
+def test_status_gives_up_on_an_engine_that_does_not_answer(repository: Path) -> None:
+    shutil.rmtree(repository / "beta")
+    with engine(repository, "alpha", lambda admin: Ping()):
+        assert run(repository, {"op": "status"})["reason"] == "The engine of alpha did not answer within 0.9 s."
 
 
 @pytest.mark.parametrize(
