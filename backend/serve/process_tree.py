@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -37,6 +38,8 @@ class ProcessTree:
             command, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
         )
         self.pidfd = os.pidfd_open(self._server.pid)
+        self._stubs: dict[int, str] = {}  # what each Python backend process serves, by pid
+        self._zombies: set[int] = set()
 
     def exit_code(self) -> int | None:
         """tritonserver's exit code (negative: the signal that killed it), None while it runs."""
@@ -47,6 +50,21 @@ class ProcessTree:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != self._server.pid:
             os.waitpid(ended.si_pid, 0)
+
+    def dead_stub(self) -> str | None:
+        """The model whose Python backend process died, found at the second look; look once a second or less.
+
+        tritonserver collects a stub that it ended itself; one that died stays its zombie, and nobody is told.
+        """
+        zombies = set()
+        for child in psutil.Process(self._server.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.pid in self._stubs and child.status() == psutil.STATUS_ZOMBIE:
+                    zombies.add(child.pid)
+                elif (model := _model_of(child.cmdline())) is not None:
+                    self._stubs[child.pid] = model
+        lasting, self._zombies = zombies & self._zombies, zombies
+        return next((self._stubs[pid] for pid in lasting), None)
 
     def terminate(self, grace_s: float) -> bool:
         """SIGTERM to tritonserver, SIGKILL after `grace_s`; returns whether it ended by itself."""
@@ -71,6 +89,12 @@ class ProcessTree:
             psutil.wait_procs(orphans, timeout=max(0.1, patience))
         os.close(self.pidfd)
         return killed
+
+
+def _model_of(command: list[str]) -> str | None:
+    """A stub's first argument is .../MODEL/VERSION/model.py; None for another process."""
+    is_stub = len(command) > 1 and command[0].endswith("triton_python_backend_stub")
+    return Path(command[1]).parent.parent.name if is_stub else None
 
 
 def _kill(process: psutil.Process) -> str:

@@ -15,6 +15,7 @@ from limpet.backend.serve.stop_signals import StopSignals
 from limpet.backend.serve.summary import summary
 
 _PROBE_EVERY_S = 0.25
+_LOOK_EVERY_S = 1.0
 _TERM_GRACE_S = 10.0  # an idle tritonserver needs 2 s; an open client stream would hold it for ever
 _ORPHAN_GRACE_S = 8.0  # stubs notice the end of tritonserver within 5 s
 
@@ -56,6 +57,7 @@ class Supervisor:
         self._admin = admin
         self._folder = folder
         self._signals = signals
+        self._next_look = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(tree.pidfd, selectors.EVENT_READ)
         self._selector.register(signals.fd, selectors.EVENT_READ)
@@ -101,9 +103,17 @@ class Supervisor:
         self._tree.reap_orphans()
         if (code := self._tree.exit_code()) is not None:
             raise ServeError(f"tritonserver {_how_it_ended(code)}; its own messages above say more.")
-        if (cause := self._folder.front_end_death()) is not None:
+        if (cause := self._folder.front_end_death() or self._stub_death()) is not None:
             raise ServeError(f"{cause} Its clients would wait for ever, so the server ends.")
         return self._signals.received > 0
+
+    def _stub_death(self) -> str | None:
+        """What no engine told: it may be dead too, or never have known the process."""
+        if time.monotonic() < self._next_look:
+            return None
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        model = self._tree.dead_stub()
+        return None if model is None else f"The Python backend process of {model} died."
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,6 +1,7 @@
 """A real tritonserver started through limpet-serve, and the proof that nothing of it is left afterwards."""
 
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -110,8 +111,7 @@ class LiveServer:
 
     def assert_nothing_left(self) -> None:
         """No process, port, socket, runtime folder or shared-memory file; waits up to GONE_S for the processes."""
-        _, alive = psutil.wait_procs(self.processes(), timeout=GONE_S)
-        assert not [_command(process) for process in alive]
+        assert not [_command(process) for process in wait_ended(self.processes(), GONE_S)]
         assert not [path for path in self._regions if Path(path).exists()]
         assert not list(self.folder.rglob("*"))
         for port in self._ports:
@@ -125,7 +125,7 @@ class LiveServer:
         for process in self.processes():
             process.kill()
         self.process.wait(GONE_S)
-        psutil.wait_procs(self.processes(), timeout=GONE_S)
+        wait_ended(self.processes(), GONE_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
         for path in self._regions:
@@ -150,6 +150,23 @@ def kill(processes: Iterable[psutil.Process]) -> None:
     """kill -9, as the kernel's out-of-memory killer would."""
     for process in processes:
         process.kill()
+
+
+def wait_ended(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still run after the time; one that ended and that nobody collected yet does not count."""
+    deadline = time.monotonic() + timeout_s
+    return [process for process in processes if not _ended(process.pid, deadline)]
+
+
+def _ended(pid: int, deadline: float) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0])
+    finally:
+        os.close(pidfd)
 
 
 def _has(process: psutil.Process, mark: bytes) -> bool:

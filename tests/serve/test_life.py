@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.aids.live_server import GONE_S, LIMPET_SERVE, kill, live_server
+from tests.aids.live_server import GONE_S, LIMPET_SERVE, kill, live_server, wait_ended
+from tests.aids.wire import post
 
 pytestmark = pytest.mark.server
 MakeRepository = Callable[..., Path]
@@ -54,6 +55,26 @@ def test_killed_tritonserver_ends_limpet_serve_with_the_cause(make_repository: M
         assert "tritonserver was killed by signal 9" in server.log()
 
 
+def test_killed_python_backend_ends_the_server_though_nobody_tells(make_repository: MakeRepository) -> None:
+    with live_server(make_repository()) as server:
+        server.wait_ready()
+        server.note_regions()
+        kill([server.only("triton_python_backend_stub")])
+        assert server.wait_end() == 1
+        assert "The Python backend process of limpet_admin died." in server.log()
+
+
+def test_unloaded_model_is_no_dead_one(make_repository: MakeRepository) -> None:
+    repository = _with_second_model(make_repository())
+    with live_server(repository, ["--model-control-mode=explicit", "--load-model=*"]) as server:
+        server.wait_ready()
+        for action in ("unload", "load", "unload"):
+            assert post(server.http, f"/v2/repository/models/smollm/{action}", {})[0] == 200
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(4)
+        assert server.stop() == 0
+
+
 def test_killed_limpet_serve_takes_every_process_along_and_the_next_one_cleans_up(
     make_repository: MakeRepository,
 ) -> None:
@@ -62,7 +83,7 @@ def test_killed_limpet_serve_takes_every_process_along_and_the_next_one_cleans_u
         server.note_regions()
         family = server.processes()
         server.process.kill()
-        assert not psutil.wait_procs(family, timeout=GONE_S)[1]
+        assert not wait_ended(family, GONE_S)
         assert list(server.folder.glob("limpet-*")), "no engine was there to clean up"
         follower = subprocess.run(
             [LIMPET_SERVE, *server.flags, "--ready-deadline=0"],

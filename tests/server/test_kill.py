@@ -74,7 +74,7 @@ def test_session_of_a_killed_engine_is_not_found(chain_repository: Path) -> None
 @pytest.mark.parametrize("model", ["chain", "limpet_admin"])
 def test_killed_stub_ends_the_server_with_the_cause(chain_repository: Path, model: str) -> None:
     with loaded_server(chain_repository) as (server, clients):
-        stubs = [stub for stub in server.processes(STUB) if f"/{model}/" in " ".join(stub.cmdline())]
+        stubs = [stub for stub in server.processes(STUB) if f"/model_repository/{model}/" in " ".join(stub.cmdline())]
         assert len(stubs) == 1
         server.note_regions()
         kill(stubs)
@@ -97,6 +97,16 @@ def test_killed_limpet_serve_leaves_nothing(chain_repository: Path) -> None:
         server.process.kill()
         _assert_all_end(clients, BROKEN_OFF_S)
         assert server.wait_end() == -signal.SIGKILL
+
+
+def test_engine_and_stubs_killed_together_end_the_server(chain_repository: Path) -> None:
+    """Nobody is left then who could tell limpet-serve."""
+    with loaded_server(chain_repository) as (server, clients):
+        server.note_regions()
+        kill([*server.processes(ENGINE), *server.processes(STUB)])
+        assert server.wait_end() == 1
+        assert "died" in server.log()
+        _assert_all_end(clients, BROKEN_OFF_S)
 
 
 def test_everything_killed_but_limpet_serve_leaves_nothing(chain_repository: Path) -> None:
