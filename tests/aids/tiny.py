@@ -1,6 +1,8 @@
 """Tiny random Llama checkpoints as transformers saves them: every shape of the family in milliseconds."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,17 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}
 """
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tiny products run slower on several threads, and much slower when others want the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def build_tiny(shape: str = "grouped-query", *, seed: int = 0) -> PreTrainedModel:

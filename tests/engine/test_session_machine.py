@@ -4,6 +4,8 @@ With a runner that hashes what it reads from the cache: thousands of steps a sec
 events, every id recomputed by transformers in float32.
 """
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -18,7 +20,7 @@ from limpet.backend.scheduler import Scheduler
 from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
 from tests.aids.hash_runner import HashRunner, next_id
-from tests.aids.tiny import write_tiny
+from tests.aids.tiny import one_thread, write_tiny
 from tests.engine.session_machine import SessionMachine
 
 
@@ -75,7 +77,7 @@ def test_sessions_equal_the_reference_for_long(machine: type[SessionMachine]) ->
 
 
 @pytest.fixture(scope="module")
-def tiny_machine(tmp_path_factory: pytest.TempPathFactory) -> type[SessionMachine]:
+def tiny_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[SessionMachine]]:
     """The machine over a real engine whose pool holds 10 blocks of 16 tokens, and transformers as its reference."""
     source, workspace = tmp_path_factory.mktemp("tiny"), tmp_path_factory.mktemp("workspace")
     reference = write_tiny(source)
@@ -94,7 +96,8 @@ def tiny_machine(tmp_path_factory: pytest.TempPathFactory) -> type[SessionMachin
             with torch.inference_mode():
                 return int(reference(torch.tensor([tokens])).logits[0, -1].argmax())
 
-    return TinyMachine
+    with one_thread():
+        yield TinyMachine
 
 
 def test_sessions_of_a_real_model_equal_transformers(tiny_machine: type[SessionMachine]) -> None:
