@@ -9,7 +9,6 @@ from types import FrameType
 from limpet.client.client import Client
 from limpet.client.errors import Cancelled, LimpetError
 from limpet.client.options import Options
-from limpet.client.results import Generation
 from limpet.client.session import Session
 from limpet.client.stream import Stream
 from limpet.client.terminal import Terminal
@@ -22,12 +21,6 @@ _HELP = """\
 /quit           leave, as Ctrl-D does
 Ctrl-C stops an answer. A message that begins with / is written with two of them."""
 _STOP_WAIT_S = 2.0
-_ENDINGS = {
-    "length": "max_tokens reached",
-    "context_full": "the context is full: /reset begins a new conversation",
-    "cancelled": "stopped",
-    None: "stopped",
-}
 
 
 class ChatLoop:
@@ -99,21 +92,7 @@ class ChatLoop:
             return
         self._terminal.write("\n")
         if self._shows_stats:
-            self._terminal.note(stats_line(stream.result))
-
-
-def stats_line(result: Generation) -> str:
-    """The counts of an answer in one line."""
-    parts = [f"{result.num_output_tokens} tokens", f"{result.num_input_tokens} in, {result.num_cached_tokens} cached"]
-    if result.ttft_s is not None:
-        parts.append(f"first after {result.ttft_s:.2f} s")
-    if result.tokens_per_s is not None:
-        parts.append(f"{result.tokens_per_s:.1f} tokens/s")
-    if result.finish_reason in _ENDINGS:
-        parts.append(_ENDINGS[result.finish_reason])
-    if result.replayed:
-        parts.append("the server had lost the conversation, it was sent again")
-    return " · ".join(parts)
+            self._terminal.note(stream.result.summary())
 
 
 @contextlib.contextmanager

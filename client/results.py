@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+_ENDINGS = {
+    "length": "max_tokens reached",
+    "context_full": "the context is full, begin a new conversation",
+    "cancelled": "stopped",
+    None: "stopped",
+}
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -38,3 +45,16 @@ class Generation:
         if self.ttft_s is None or self.num_output_tokens < 2 or self.duration_s <= self.ttft_s:
             return None
         return (self.num_output_tokens - 1) / (self.duration_s - self.ttft_s)
+
+    def summary(self) -> str:
+        """The counts in one line for a person to read."""
+        parts = [f"{self.num_output_tokens} tokens", f"{self.num_input_tokens} in, {self.num_cached_tokens} cached"]
+        if self.ttft_s is not None:
+            parts.append(f"first after {self.ttft_s:.2f} s")
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.1f} tokens/s")
+        if self.finish_reason in _ENDINGS:
+            parts.append(_ENDINGS[self.finish_reason])
+        if self.replayed:
+            parts.append("the server had lost the conversation, it was sent again")
+        return " · ".join(parts)

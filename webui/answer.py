@@ -1,0 +1,67 @@
+"""An answer on its way, independent of the page that watches it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from limpet.client import AsyncSession, AsyncStream, Cancelled, Generation, LimpetError, Options
+
+_SHOW_EVERY_S = 0.05
+_STOP_WAIT_S = 0.8  # the server stops within a step; after this the stream is dropped
+
+
+class Answer:
+    """Reads one turn's stream to its end in a task of its own, and then calls `settle` with itself.
+
+    `result` and `error` tell how it ended; `refused` is set by `settle`: the server did not take the question.
+    """
+
+    def __init__(
+        self, session: AsyncSession, question: str, options: Options, settle: Callable[["Answer"], None]
+    ) -> None:
+        self.question = question
+        self.result: Generation | None = None
+        self.error: LimpetError | None = None
+        self.refused = False
+        self._session = session
+        self._settle = settle
+        self._stream: AsyncStream | None = None
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._read(options))
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    async def changes(self) -> AsyncIterator[None]:
+        """An event for every change worth showing, until the answer has ended."""
+        while not self.done:
+            await self._changed.wait()
+            self._changed.clear()
+            yield
+            await asyncio.wait([self._task], timeout=_SHOW_EVERY_S)
+
+    async def stop(self) -> None:
+        """End the answer, on the server too; returns once it has ended."""
+        with contextlib.suppress(LimpetError):
+            await self._session.cancel()
+            await asyncio.wait([self._task], timeout=_STOP_WAIT_S)
+        if self._stream is not None:
+            self._stream.close()
+        elif not self.done:
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _read(self, options: Options) -> None:
+        try:
+            self._stream = await self._session.ask(self.question, stream=True, **options)
+            async for _ in self._stream:
+                self._changed.set()
+        except Cancelled:
+            pass  # by stop
+        except LimpetError as error:
+            self.error = error
+        finally:
+            self.result = self._stream.result if self._stream is not None else None
+            self._settle(self)
+            self._changed.set()

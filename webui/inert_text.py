@@ -1,0 +1,41 @@
+"""Text of people and models made safe to render as Markdown: what stands in angle brackets is shown, never run."""
+
+import re
+
+JOINER = "\N{WORD JOINER}"
+"""Invisible; it keeps `<`, `&` and `!` from beginning a tag, an entity or an image, in the text and in code alike.
+page.js takes it out of all that is copied."""
+
+_FENCE = r"^ {0,3}(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})[\s\S]*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
+_CODE = r"(?<!`)(?P<ticks>`+)(?!`)(?:(?!\n\n)[\s\S])*?(?<!`)(?P=ticks)(?!`)"
+_DISPLAY_MATH = r"\$\$[\s\S]+?\$\$|\\\[(?:(?!\\\[)[\s\S])+?\\\]|\\\((?:(?!\\\()[\s\S])+?\\\)"
+# Pandoc's rule, so that prices stay prices: no space inside the dollars, no digit after them.
+_INLINE_MATH = r"(?<![\\$\w])\$(?P<math>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\d$])"
+_PARTS = re.compile(
+    rf"(?P<verbatim>{_FENCE}|{_DISPLAY_MATH})|(?P<code>{_CODE})|{_INLINE_MATH}|(?P<special><(?=[A-Za-z/!?])|&(?=[A-Za-z#])|!(?=\[))",
+    re.MULTILINE,
+)
+_SPECIAL = re.compile(r"<(?=[A-Za-z/!?])|&(?=[A-Za-z#])")
+LATEX_DELIMITERS: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": "\\[", "right": "\\]", "display": True},
+    {"left": "\\(", "right": "\\)", "display": False},
+]
+
+
+def inert(text: str) -> str:
+    """Markdown that renders `text` with code and mathematics, and without any HTML, image or entity."""
+    return _PARTS.sub(_part, text)
+
+
+def original(text: str) -> str:
+    """The text that `inert` was given, but for its dollars around mathematics."""
+    return text.replace(JOINER, "")
+
+
+def _part(match: "re.Match[str]") -> str:
+    if match["special"]:
+        return match["special"] + JOINER
+    if match["code"]:
+        return _SPECIAL.sub(lambda special: special[0] + JOINER, match["code"])
+    return rf"\({match['math']}\)" if match["math"] else match[0]

@@ -1,0 +1,40 @@
+// Beside what Gradio does: Esc stops, copied text is clean, the list starts closed on a phone.
+(() => {
+  const JOINER = /\u2060/g;
+  const NOTE = /\n*<small class="limpet-note">[^<]*<\/small>/g;
+  const clean = (text) => text.replace(NOTE, "").replace(JOINER, "");
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.isComposing) return;
+    const stop = document.querySelector("#limpet-box .stop-button");
+    if (stop) stop.click();
+  });
+
+  document.addEventListener("copy", (event) => {
+    if (event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement) return;
+    const selected = document.getSelection();
+    if (!selected || !selected.toString().includes("\u2060")) return;
+    event.clipboardData.setData("text/plain", clean(selected.toString()));
+    event.preventDefault();
+  });
+
+  const phone = () => window.innerWidth < 768;
+  const closeList = () => {
+    document.querySelector(".sidebar.open .toggle-button")?.click();
+  };
+  document.addEventListener("click", (event) => {
+    if (phone() && event.target.closest("#limpet-new, #limpet-list label")) closeList();
+  });
+  // Gradio opens the list while it builds the page: let it finish first.
+  const waitForList = new MutationObserver(() => {
+    if (!document.querySelector(".sidebar.open")) return;
+    waitForList.disconnect();
+    if (phone()) setTimeout(closeList, 250);
+  });
+  waitForList.observe(document.documentElement, { childList: true, subtree: true });
+
+  if (navigator.clipboard) {
+    const writeText = navigator.clipboard.writeText.bind(navigator.clipboard);
+    navigator.clipboard.writeText = (text) => writeText(clean(text));
+  }
+})();

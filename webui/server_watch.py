@@ -1,0 +1,58 @@
+"""What the page knows of the server: is it there, is it busy, which models does it have."""
+
+import html
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from limpet.client import AsyncClient, LimpetError
+
+_LOOK_EVERY_S = 1.0
+_LABELS = {"connected": "connected", "busy": "busy", "away": "server away"}
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look at the server; `state` is connected, busy or away."""
+
+    state: str = "away"
+    reason: str = ""
+    models: tuple[str, ...] = ()
+
+    def badge(self) -> str:
+        """The badge as HTML."""
+        reason = html.escape(self.reason, quote=True)
+        badge = f'<span class="limpet-badge {self.state}" role="status" title="{reason}">{_LABELS[self.state]}</span>'
+        return f'<span class="limpet-name">Limpet</span>{badge}'
+
+
+class ServerWatch:
+    """Looks at the server once for all tabs that ask."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._sight = Sight()
+        self._looked_at = float("-inf")
+
+    async def look(self) -> Sight:
+        """The latest sight, at most a second old."""
+        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+            self._looked_at = time.monotonic()
+            self._sight = await self._see()
+        return self._sight
+
+    async def _see(self) -> Sight:
+        known = self._sight.models
+        try:
+            status = await self._client.status()
+            if not status.get("ready"):
+                return Sight("away", str(status.get("reason", "")), known)
+            # The list changes only with a restart, and that is seen as "away" first.
+            models = known if known and self._sight.state != "away" else tuple(await self._client.models())
+        except LimpetError as error:
+            return Sight("away", str(error), known)
+        return Sight("busy" if _is_busy(status) else "connected", "", models)
+
+
+def _is_busy(status: dict[str, Any]) -> bool:
+    return any(engine.get("waiting", 0) > 0 for engine in status.get("models", {}).values())

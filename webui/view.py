@@ -1,0 +1,37 @@
+"""What the conversation shows: messages for Gradio's Chatbot, notices, the list of conversations."""
+
+import html
+from typing import Any
+
+from limpet.webui.chat import Chat, ShownTurn
+from limpet.webui.inert_text import inert
+from limpet.webui.library import Library
+
+_WAITING = '<span class="limpet-waiting" aria-label="waiting for the answer"></span>'
+
+
+def messages(chat: Chat) -> list[dict[str, Any]]:
+    """Two messages a turn, so that message number n belongs to turn n // 2."""
+    return [message for turn in chat.turns() for message in _pair(turn, chat.is_running)]
+
+
+def notice(text: str) -> str:
+    """A line above the text field."""
+    return f'<div class="limpet-notice" role="alert">{html.escape(text)}</div>' if text else ""
+
+
+def titles(library: Library, current: Chat) -> list[tuple[str, str]]:
+    """The list of conversations, newest first: title and id."""
+    rows = [(record.title or "New chat", record.id) for record in library.newest_first()]
+    if current.record.id not in library.records:
+        rows.insert(0, ("New chat", current.record.id))
+    return rows
+
+
+def _pair(turn: ShownTurn, is_running: bool) -> list[dict[str, Any]]:
+    answer = inert(turn.answer)
+    if turn.note:
+        answer += f'\n\n<small class="limpet-note">{html.escape(turn.note)}</small>'
+    elif not answer and is_running:
+        answer = _WAITING
+    return [{"role": "user", "content": inert(turn.question)}, {"role": "assistant", "content": answer}]
