@@ -9,6 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+INVALID_ID = -1
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: step of splitmix64 (Steele et al. 2014)
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
@@ -104,6 +110,73 @@ def prefill_attention(
         v = v_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]
         out[tokens] = _causal_attention(q[tokens], k, v, scale)
     return out
+
+
+def sample(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    draws: bool,
+    filters: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The next ids [num_sampled] int64 for logits [num_sampled, vocab]; INVALID_ID where a row's are not finite.
+
+    `rows[i]` is where the settings of logits[i] stand in temperature (0: argmax), top_k (0: off), top_p, min_p and seed
+    [num_rows]; positions[i] is where the new id will stand in its sequence. `draws`: some row's temperature is not 0;
+    `filters`: some such row has a top-k, top-p or min-p. A draw is argmax(logits / temperature + Gumbel noise).
+    """
+    best, ids = logits.max(dim=-1)
+    if draws:
+        drawn = torch.nonzero(temperature[rows]).flatten()
+        drawn_rows = rows[drawn]
+        scaled = logits[drawn].float() / temperature[drawn_rows].unsqueeze(1)
+        if filters:
+            scaled = _filter(scaled, top_k[drawn_rows], top_p[drawn_rows], min_p[drawn_rows])
+        noise = gumbel_noise(seed[drawn_rows], positions[drawn], logits.shape[1])
+        ids[drawn] = (scaled + noise).argmax(dim=-1)
+    ids.masked_fill_(~torch.isfinite(best), INVALID_ID)
+    return ids if out is None else out.copy_(ids)
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Noise [num_rows, vocab] keyed by (seed, position, id), each entry -log(-log(u)) for a uniform u of 23 bits."""
+    keys = _mix(seeds + _mix(positions.to(torch.int64) * _GOLDEN + _GOLDEN))
+    ids = torch.arange(vocab_size, dtype=torch.int64, device=seeds.device)
+    bits = _mix(keys.unsqueeze(1) + ids * _GOLDEN) & 0x7FFFFF
+    uniform = (bits.to(torch.float32) + 0.5) * 2.0**-23  # exact, so never 0 or 1
+    return -torch.log(-torch.log(uniform))
+
+
+def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Minus infinity for the ids that top-k, then top-p, then min-p exclude; the most likely id always stays."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    top_k = top_k.unsqueeze(1)
+    ranks = torch.arange(logits.shape[1], device=logits.device)
+    excluded = (ranks >= top_k) & (top_k > 0)
+    probabilities = ordered.masked_fill(excluded, float("-inf")).softmax(dim=-1)
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    excluded |= mass_before >= top_p.unsqueeze(1)
+    excluded |= probabilities < min_p.unsqueeze(1) * probabilities[:, :1]
+    excluded[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(excluded).scatter_(1, order, excluded), float("-inf"))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finalizer; int64 products wrap as the unsigned ones do."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -46,6 +46,21 @@ class Kernels(Protocol):
         out: Tensor | None = None,
     ) -> Tensor: ...
 
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seed: Tensor,
+        draws: bool,
+        filters: bool,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
 
 @cache
 def kernels_for(device: torch.device) -> Kernels:

@@ -1,0 +1,19 @@
+"""The Triton launchers under one name: the counterpart of `limpet.kernels.reference`. Importing it needs Triton."""
+
+from limpet.kernels.decode_attention import decode_attention
+from limpet.kernels.prefill_attention import prefill_attention
+from limpet.kernels.rms_norm import rms_norm
+from limpet.kernels.rotary import apply_rotary
+from limpet.kernels.sampling import sample
+from limpet.kernels.silu_and_mul import silu_and_mul
+from limpet.kernels.store_kv import store_kv
+
+__all__ = [
+    "apply_rotary",
+    "decode_attention",
+    "prefill_attention",
+    "rms_norm",
+    "sample",
+    "silu_and_mul",
+    "store_kv",
+]
