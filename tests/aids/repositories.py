@@ -14,6 +14,7 @@ from limpet.backend.config import EngineConfig
 from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
 from tests.aids.chain_checkpoint import write_chain_huggingface
+from tests.aids.tiny import write_tiny
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2_GGUF = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -21,14 +22,21 @@ SMOLLM2, CHAIN = "smollm2", "chain"
 # Written into config.pbtxt; small caches, so that several servers fit beside each other on a small machine.
 SMOLLM2_ENGINE = EngineConfig(max_batch_size=32, cache_bytes=768 << 20)
 CHAIN_ENGINE = EngineConfig(max_batch_size=64, cache_bytes=64 << 20)
+TINY = "tiny"
+TINY_BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, K/V heads, head_dim, tokens, float32
+# 36 blocks of 16 tokens: a few sessions, then the oldest must go.
+TINY_ENGINE = EngineConfig(
+    max_batch_size=16, cache_block_seq_len=16, cache_bytes=36 * TINY_BLOCK_BYTES, max_prefill_token_num=32
+)
 _CONVERTER_SOURCES = (
     "converter/*.py",
     "backend/checkpoint.py",
     "backend/config.py",
     "model_repository/**/*.*",
     "tests/aids/chain*.py",
+    "tests/aids/tiny.py",
 )
-_FORGET_AFTER_S = 3600.0
+_FORGET_AFTER_S = 900.0
 
 
 def smollm2_repository() -> Path:
@@ -46,6 +54,16 @@ def chain_repository() -> Path:
         return scratch / CHAIN
 
     return _converted(CHAIN, write, CHAIN_ENGINE)
+
+
+def tiny_repository() -> Path:
+    """A model repository with the random model of `build_tiny()` (name `tiny`), short of memory, and limpet_admin."""
+
+    def write(scratch: Path) -> Path:
+        write_tiny(scratch / TINY)
+        return scratch / TINY
+
+    return _converted(TINY, write, TINY_ENGINE)
 
 
 def _converted(name: str, write_source: Callable[[Path], Path], engine: EngineConfig) -> Path:

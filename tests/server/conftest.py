@@ -29,12 +29,20 @@ def chain(chain_repository: Path) -> Iterator[LiveServer]:
     yield from _served(chain_repository)
 
 
-@pytest.fixture
-def edited_chain(chain_repository: Path, tmp_path: Path) -> Callable[[str, str], Path]:
+@pytest.fixture(scope="session")
+def tiny() -> Iterator[LiveServer]:
+    """A random model as `tiny`, whose cache holds a few sessions only."""
+    from tests.aids.repositories import tiny_repository
+
+    yield from _served(tiny_repository())
+
+
+@pytest.fixture(scope="session")
+def edited_chain(chain_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Makes a repository with the chain of which config.pbtxt has one text replaced by another."""
 
     def edit(old: str, new: str) -> Path:
-        copy = tmp_path / "edited"
+        copy = tmp_path_factory.mktemp("edited") / "repository"
         shutil.copytree(chain_repository, copy)
         config = copy / "chain" / "config.pbtxt"
         text = config.read_text("utf-8")

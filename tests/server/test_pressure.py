@@ -1,0 +1,205 @@
+"""Sessions through tritonserver when clients leave at any point and memory is short.
+
+The random model's next token depends on the whole history, and transformers recomputes it: an id too many or too few in
+a session, or a neighbour's keys and values, changes the answer.
+"""
+
+import json
+import random
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+from transformers import PreTrainedModel
+
+from tests.aids.live_server import LiveServer
+from tests.aids.tiny import build_tiny, one_thread
+from tests.aids.transformers_reference import greedy_reference
+from tests.aids.wire import Response, Wire, post, wire
+
+pytestmark = pytest.mark.server
+BLOCK = 16
+SETTLED_S = 30.0
+FIRST, SECOND = list(range(10, 30)), [40, 41, 42]
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return build_tiny()
+
+
+def _expected(reference: PreTrainedModel, history: list[int], num_tokens: int) -> list[int]:
+    with one_thread():
+        return greedy_reference(reference, history, num_tokens).ids
+
+
+def _ask(client: Wire, session: str, ids: list[int], max_tokens: int, **options: Any) -> None:
+    client.send(
+        options.pop("parameters", None),
+        input_ids=ids,
+        max_tokens=max_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        stream=True,
+        return_output_ids=True,
+        return_session_tokens=True,
+        return_num_cached_tokens=True,
+        sequence_id=session,
+        **options,
+    )
+
+
+def _ids(responses: list[Response]) -> list[int]:
+    assert not [response.error for response in responses if response.error]
+    return [token for response in responses for token in response.outputs["output_ids"]]
+
+
+def _turn(client: Wire, session: str, ids: list[int], max_tokens: int, **options: Any) -> list[Response]:
+    _ask(client, session, ids, max_tokens, **options)
+    return list(client.rest())
+
+
+def _status(server: LiveServer) -> dict[str, Any]:
+    code, text = post(server.http, "/v2/models/limpet_admin/generate", {"request": json.dumps({"op": "status"})})
+    assert code == 200, text
+    status: dict[str, Any] = json.loads(json.loads(text)["response"])["models"]["tiny"]
+    return status
+
+
+def _await_idle(server: LiveServer) -> dict[str, Any]:
+    deadline = time.monotonic() + SETTLED_S
+    while (status := _status(server))["requests"]:
+        assert time.monotonic() < deadline, f"requests do not end: {status}"
+        time.sleep(0.05)
+    return status
+
+
+@pytest.mark.parametrize("kept", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_turn_after_a_dropped_stream_continues_from_what_the_client_received(
+    tiny: LiveServer, reference: PreTrainedModel, kept: int
+) -> None:
+    session = uuid.uuid4().hex
+    received: list[int] = []
+    with wire(tiny.target, "tiny") as dropped:
+        _ask(dropped, session, FIRST, 400, sequence_start=True)
+        while not received or len(received) < kept:
+            received += _ids([dropped.next()])
+    history = FIRST + received[:kept]
+    with wire(tiny.target, "tiny") as client:
+        answer = _turn(client, session, SECOND, 8, parameters={"session_tokens": len(history)}, sequence_end=True)
+    assert _ids(answer) == _expected(reference, history + SECOND, 8)
+    assert answer[-1].outputs["session_tokens"] == [len(history) + len(SECOND) + 8]
+
+
+def test_turn_after_a_dropped_stream_keeps_what_was_delivered(tiny: LiveServer, reference: PreTrainedModel) -> None:
+    """Without session_tokens the server's own watermark counts: at least what the client saw, and all of it right."""
+    session = uuid.uuid4().hex
+    with wire(tiny.target, "tiny") as dropped:
+        _ask(dropped, session, FIRST, 400, sequence_start=True)
+        seen = _ids([dropped.next(), dropped.next()])
+    with wire(tiny.target, "tiny") as client:
+        answer = _turn(client, session, SECOND, 8, sequence_end=True)
+    length = answer[-1].outputs["session_tokens"][0] - 8 - len(SECOND)
+    assert length >= len(FIRST) + len(seen)
+    history = FIRST + _expected(reference, FIRST, length - len(FIRST))
+    assert _ids(answer) == _expected(reference, history + SECOND, 8)
+
+
+def test_turn_after_a_cancel_during_prefill_continues_after_the_prompt(
+    tiny: LiveServer, reference: PreTrainedModel
+) -> None:
+    session = uuid.uuid4().hex
+    prompt = [(7 * position) % 290 + 4 for position in range(400)]
+    with wire(tiny.target, "tiny") as dropped:
+        _ask(dropped, session, prompt, 50, sequence_start=True)
+    _await_idle(tiny)
+    with wire(tiny.target, "tiny") as client:
+        answer = _turn(client, session, SECOND, 8, parameters={"session_tokens": len(prompt)}, sequence_end=True)
+    if answer[-1].error is not None:  # the stream was dropped before its turn had begun
+        assert "session not found" in answer[-1].error.lower()
+        return
+    assert _ids(answer) == _expected(reference, prompt + SECOND, 8)
+
+
+def test_cancel_by_op_ends_with_the_reason_and_an_exact_history(tiny: LiveServer, reference: PreTrainedModel) -> None:
+    session = uuid.uuid4().hex
+    with wire(tiny.target, "tiny") as client:
+        _ask(client, session, FIRST, 450, sequence_start=True, return_finish_reason=True)
+        responses = [client.next()]
+        cancel = json.dumps({"op": "cancel", "session_id": session})
+        assert post(tiny.http, "/v2/models/limpet_admin/generate", {"request": cancel})[0] == 200
+        responses += client.rest()
+        assert responses[-1].outputs["finish_reason"] == [b"cancelled"]
+        history = FIRST + _ids(responses)
+        assert responses[-1].outputs["session_tokens"] == [len(history)]
+        answer = _turn(client, session, SECOND, 8, sequence_end=True)
+    assert _ids(answer) == _expected(reference, history + SECOND, 8)
+
+
+def test_stop_then_ask_at_once_is_never_busy(tiny: LiveServer) -> None:
+    session = uuid.uuid4().hex
+    start = True
+    for _ in range(100):
+        with wire(tiny.target, "tiny") as dropped:
+            _ask(dropped, session, FIRST, 300, sequence_start=start)
+            dropped.next()
+            start = False
+        with wire(tiny.target, "tiny") as client:
+            answer = _turn(client, session, SECOND, 2, parameters={"session_rewind": 1})
+            assert len(_ids(answer)) == 2
+            _turn(client, session, SECOND, 1, sequence_start=True)
+
+
+def test_interleaved_sessions_keep_their_secrets_while_the_pool_holds_few(
+    tiny: LiveServer, reference: PreTrainedModel
+) -> None:
+    secrets = {uuid.uuid4().hex: [(31 * number + 5 * place) % 290 + 4 for place in range(40)] for number in range(20)}
+    histories: dict[str, list[int]] = {}
+    evicted = _status(tiny)["blocks_evicted"]
+
+    def turn(session: str, ids: list[int], **options: Any) -> None:
+        with wire(tiny.target, "tiny") as client:
+            answer = _ids(_turn(client, session, ids, 6, **options))
+        history = histories.get(session, []) + ids
+        assert answer == _expected(reference, history, 6)
+        histories[session] = history + answer
+
+    for session, secret in secrets.items():
+        turn(session, secret, sequence_start=True)
+    for number in range(2):
+        for session in random.Random(number).sample(sorted(secrets), len(secrets)):
+            turn(session, [200 + number], sequence_end=number == 1)
+    assert _status(tiny)["blocks_evicted"] > evicted, "the pool was too large for this test"
+
+
+def test_four_hundred_dropped_streams_leave_nothing_behind(tiny: LiveServer, reference: PreTrainedModel) -> None:
+    def drop(number: int) -> None:
+        chance = random.Random(number)
+        with wire(tiny.target, "tiny") as client:
+            _ask(client, uuid.uuid4().hex, FIRST, 300, sequence_start=True, sequence_end=True)
+            for _ in range(chance.randrange(3)):
+                client.next()
+
+    def resources() -> dict[str, tuple[int, int]]:
+        kinds = ("engine_process", "triton_python_backend_stub")
+        found = {process.pid: process for kind in kinds for process in tiny.processes(kind)}
+        return {str(pid): (process.num_threads(), process.num_fds()) for pid, process in found.items()}
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(drop, range(16)))  # threads that are started on first use
+        before_status, before = _await_idle(tiny), resources()
+        list(pool.map(drop, range(400)))
+    after_status, after = _await_idle(tiny), resources()
+    assert after_status["running"] == after_status["waiting"] == 0
+    assert after_status["sessions"] == before_status["sessions"]
+    assert after_status["blocks_free"] == before_status["blocks_free"]
+    for pid, (threads, descriptors) in before.items():
+        assert after[pid][0] <= threads + 1, "threads are left"
+        assert after[pid][1] <= descriptors + 2, "descriptors are left"
+    with wire(tiny.target, "tiny") as client:
+        answer = _turn(client, uuid.uuid4().hex, FIRST, 8, sequence_start=True, sequence_end=True)
+    assert _ids(answer) == _expected(reference, FIRST, 8)
+    assert psutil.pid_exists(int(next(iter(before))))
