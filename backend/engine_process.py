@@ -1,4 +1,4 @@
-"""The engine's process: `python -m limpet.backend.engine_process`, started by a front end.
+"""The engine's process: `python -m limpet.backend.engine_process`, started by a front end, parameters (JSON) on stdin.
 
 Holds the ownership lock, loads the model, serves the link, and leaves when tritonserver ends or when its last front end
 has been gone for a grace time. As the last one alive it removes what the others left: the stubs' shared-memory regions,
@@ -163,7 +163,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runtime", type=Path, required=True, help="this engine's runtime folder")
     parser.add_argument("--model", type=Path, required=True, help="the converted model's folder")
     parser.add_argument("--server-pid", type=int, required=True, help="tritonserver's process id")
-    parser.add_argument("--parameters", default="{}", help="the model's parameters as a JSON object of strings")
     return parser.parse_args()
 
 
@@ -184,7 +183,8 @@ def main() -> int:
     """Exit code 0 after a clean end, EXIT_NOT_OWNER if another engine was quicker, 1 for a model that cannot load."""
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s limpet-engine[%(process)d] %(levelname)s %(message)s")
-    parameters = msgspec.json.decode(arguments.parameters, type=dict[str, str])
+    # Not an argument: the admin_key among them would be in every user's process list.
+    parameters = msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, str])
     runtime = EngineRuntime(arguments.runtime)
     if not runtime.take_lock(settings_digest(parameters)):
         return EXIT_NOT_OWNER

@@ -66,6 +66,7 @@ class Administration:
     def __init__(self, repository: Path, server_pid: int, hello: Hello) -> None:
         self._repository = repository
         self._server_pid = server_pid
+        self._runtimes: dict[Path, EngineRuntime] = {}
         self._links = AdminLinks(hello)
         self._links.connect(self._engines())
 
@@ -100,10 +101,15 @@ class Administration:
     def _engines(self) -> dict[str, EngineRuntime]:
         folders = sorted(self._repository.iterdir())
         served = [folder for folder in folders if CheckpointDir(folder).manifest_path.is_file()]
-        try:
-            return {folder.name: EngineRuntime.for_model(folder, self._server_pid) for folder in served}
-        except OwnershipError as error:
-            raise RequestError(str(error), "UNAVAILABLE") from None
+        return {folder.name: self._runtime(folder) for folder in served}
+
+    def _runtime(self, folder: Path) -> EngineRuntime:
+        if folder not in self._runtimes:
+            try:
+                self._runtimes[folder] = EngineRuntime.for_model(folder, self._server_pid)
+            except OwnershipError as error:
+                raise RequestError(str(error), "UNAVAILABLE") from None
+        return self._runtimes[folder]
 
 
 def _parse(source: bytes) -> dict[str, Any]:

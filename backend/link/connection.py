@@ -248,7 +248,7 @@ class EngineConnection:
 
     def _notice_end(self, engine: EngineProcess) -> NoReturn:
         how = self._keeper.reap(engine.pid)
-        if self._info is None and how is not None:
+        if self._info is None and how is not None and self._silent_engine is None:
             raise EngineStartError(f"The engine ended with {how} while it started; the log says why.")
         _logger.error("The engine, process %d, ended: %s.", engine.pid, how or "another front end had started it")
         raise _EngineLostError("The engine stopped")

@@ -76,7 +76,7 @@ class EngineKeeper(EngineWatcher):
         self._other_since: float | None = None
 
     def find(self) -> EngineProcess | None:
-        """The engine if one with our settings runs, else None, having started one where there is none.
+        """The engine if one with our settings runs, else None, having started one where tritonserver lacks it.
 
         Raises EngineStartError if the engine that we started ended, or one with other settings does not leave.
         """
@@ -88,7 +88,7 @@ class EngineKeeper(EngineWatcher):
         self._check_child()
         if state is not None:
             self._check_patience()
-        elif self._child is None and not self._runtime.is_locked():
+        elif self._child is None and not self._runtime.is_locked() and self._runtime.has_server:
             self._child = self._start()
             _logger.info("Started an engine, process %d.", self._child.pid)
         return None

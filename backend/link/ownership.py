@@ -42,12 +42,13 @@ def settings_digest(parameters: Mapping[str, str]) -> str:
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, None if there is no such process (proc(5), field 22)."""
+    """Start time of a running process in clock ticks since boot, None if it has ended (proc(5), fields 3 and 22)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
     except OSError:
         return None
-    return int(stat.rsplit(")", 1)[1].split()[19])
+    state, *fields = stat.rsplit(")", 1)[1].split()
+    return None if state in "ZX" else int(fields[18])
 
 
 def runtime_root() -> Path:
@@ -75,6 +76,12 @@ class EngineRuntime:
             raise OwnershipError(f"There is no tritonserver with process id {server_pid}.")
         model = hashlib.sha256(os.fsencode(model_dir.resolve())).hexdigest()[:12]
         return cls(runtime_root() / f"{server_pid}-{start}-{model}")
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the tritonserver of this engine still runs."""
+        pid, start, _ = self.folder.name.split("-", 2)
+        return process_start_ticks(int(pid)) == int(start)
 
     def prepare(self) -> None:
         """Make the folder, closed to other users; raises OwnershipError if it cannot serve."""
@@ -130,15 +137,13 @@ class EngineRuntime:
     def spawn(self, model_dir: Path, server_pid: int, parameters: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Start an engine process; it ends with EXIT_NOT_OWNER if another one was quicker."""
         self.prepare()
-        arguments = {
-            "--runtime": str(self.folder),
-            "--model": str(model_dir),
-            "--server-pid": str(server_pid),
-            "--parameters": msgspec.json.encode(dict(parameters)).decode(),
-        }
-        flags = [part for pair in arguments.items() for part in pair]
+        flags = ["--runtime", str(self.folder), "--model", str(model_dir), "--server-pid", str(server_pid)]
         command = [sys.executable, "-m", "limpet.backend.engine_process", *flags]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(msgspec.json.encode(dict(parameters)))
+        return process
 
     def remove(self) -> None:
         """Delete the folder: by the engine as its last act, or by whoever finds it without an engine."""
@@ -164,9 +169,7 @@ class EngineRuntime:
 
 def sweep_dead_engines(root: Path) -> None:
     """Remove the folders under `root` whose server is gone and whose lock nobody holds (left by kill -9)."""
-    for folder in root.glob("*-*-*"):
-        pid, start, _ = folder.name.split("-", 2)
-        if pid.isdigit() and str(process_start_ticks(int(pid))) != start:
-            runtime = EngineRuntime(folder)
-            if not runtime.is_locked():
-                runtime.remove()
+    for folder in root.glob("[0-9]*-[0-9]*-*"):
+        runtime = EngineRuntime(folder)
+        if not runtime.has_server and not runtime.is_locked():
+            runtime.remove()

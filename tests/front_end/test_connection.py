@@ -98,6 +98,16 @@ def test_an_engine_is_started_and_left_in_peace(runtime: EngineRuntime, spawn: S
     assert runtime.is_locked()  # it leaves by itself, when its last front end has gone
 
 
+def test_no_engine_is_started_for_a_server_that_has_ended(
+    runtime: EngineRuntime, spawn: Spawn, spawned: list["subprocess.Popen[bytes]"]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE) as server:
+        of_server = EngineRuntime.for_model(runtime.folder, server.pid)
+    keeper = EngineKeeper(of_server, DIGEST, spawn)
+    assert keeper.find() is None
+    assert not spawned
+
+
 def test_two_front_ends_share_one_engine(
     runtime: EngineRuntime, spawn: Spawn, spawned: list["subprocess.Popen[bytes]"]
 ) -> None:
