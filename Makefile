@@ -44,6 +44,10 @@ $(DEMO_MODEL): $(DEMO_GGUF) | $(ENVIRONMENT)
 test: lint $(DEMO_GGUF) ## lint, then the test suite, real tritonserver included
 	$(BIN)/pytest -q -m "not long and not gpu" $(ARGS)
 
+.PHONY: browser
+browser: # Chromium, which the chat page's tests and pictures need
+	@.ci/setup browser
+
 .PHONY: test-long
 test-long: $(DEMO_GGUF) ## tests that take minutes each: soak, kill rounds
 	$(BIN)/pytest -q -m "long and not gpu" $(ARGS)
@@ -69,6 +73,14 @@ serve: $(ENVIRONMENT) ## serve WORKSPACE until Ctrl-C; ARGS="..." are flags of l
 .PHONY: chat
 chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:33337
 	$(BIN)/limpet-chat $(SERVER) $(ARGS)
+
+.PHONY: webui
+webui: $(DEMO_MODEL) ## serve WORKSPACE with the chat page at http://127.0.0.1:6006
+	@$(BIN)/python docs/examples/webui.py $(WORKSPACE)
+
+.PHONY: screenshots
+screenshots: $(DEMO_MODEL) browser ## pictures of the chat page into docs/images/
+	@$(BIN)/python docs/images/make_screenshots.py $(WORKSPACE)
 
 .PHONY: bench-cpu
 bench-cpu: $(DEMO_MODEL) ## measure on this machine's CPU, beside transformers
