@@ -11,7 +11,8 @@ import tritonclient.grpc as triton
 from limpet.backend.serve.errors import ServeError
 
 ADMIN_MODEL = "limpet_admin"
-_TIMEOUT_S = 1.0  # ready means: answered within a second
+_READY_S = 1.0  # ready means: answered within a second
+_TIMEOUT_S = 10.0
 # A channel that found no server yet would wait longer and longer before it tries again, and share that with the next.
 _CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
 
@@ -29,14 +30,14 @@ class Admin:
     def why_not_ready(self) -> str | None:
         """None if ready, else the reason."""
         try:
-            status = self._ask("status")
+            status = self._ask("status", _READY_S)
         except AdminError as error:
             return str(error)
         return None if status.get("ready") else str(status.get("reason") or "the engine is not ready.")
 
     def drain(self) -> int:
         """Refuse new requests from now on; returns how many are still running."""
-        return int(self._ask("drain")["requests"])
+        return int(self._ask("drain", _TIMEOUT_S)["requests"])
 
     def models(self) -> list[str]:
         """Names of the models that are loaded, limpet_admin left out."""
@@ -44,11 +45,11 @@ class Admin:
             index = client.get_model_repository_index(as_json=True, client_timeout=_TIMEOUT_S).get("models", [])
         return [model["name"] for model in index if model.get("state") == "READY" and model["name"] != ADMIN_MODEL]
 
-    def _ask(self, op: str) -> dict[str, Any]:
+    def _ask(self, op: str, timeout_s: float) -> dict[str, Any]:
         request = triton.InferInput("request", [1], "BYTES")
         request.set_data_from_numpy(np.array([json.dumps({"op": op})], dtype=np.object_))
         with self._client() as client:
-            answer = client.infer(ADMIN_MODEL, [request], client_timeout=_TIMEOUT_S).as_numpy("response")
+            answer = client.infer(ADMIN_MODEL, [request], client_timeout=timeout_s).as_numpy("response")
         reply: dict[str, Any] = json.loads(answer[0])
         return reply
 

@@ -69,7 +69,8 @@ class Supervisor:
             print(summary(options, self._admin.models(), time.monotonic() - started), flush=True)
             while not self._pause(_PROBE_EVERY_S):
                 pass
-            self._drain(options.drain_deadline_s)
+            if not self._drain(options.drain_deadline_s):
+                return  # tritonserver would wait for the requests that still run: it is killed with them
         if not self._tree.terminate(_TERM_GRACE_S):
             _say(f"tritonserver did not end within {_TERM_GRACE_S:.0f} s, a client's stream was open: killed.")
 
@@ -83,8 +84,8 @@ class Supervisor:
                 return False
         return True
 
-    def _drain(self, deadline_s: float) -> None:
-        """Let running requests finish, new ones are refused; a second signal or the deadline cuts this short."""
+    def _drain(self, deadline_s: float) -> bool:
+        """Let running requests finish, new ones are refused; False if a second signal or the deadline came first."""
         seen = self._signals.received
         deadline = time.monotonic() + deadline_s
         try:
@@ -95,6 +96,10 @@ class Supervisor:
                 running = self._admin.drain()
         except AdminError as error:
             _say(f"stopping without waiting for running requests: {error}")
+            return True
+        if running:
+            _say(f"{running} requests did not finish: ended.")
+        return running == 0
 
     def _pause(self, seconds: float) -> bool:
         """Wait for the next event; True once a stop was asked for, ServeError with the cause if a process died."""
