@@ -5,7 +5,7 @@ from pathlib import Path
 
 from limpet.backend.config import ConfigError, EngineConfig, parse_parameters
 from limpet.converter.built_in_templates import NAMES
-from limpet.converter.engine_settings import DESCRIPTIONS
+from limpet.converter.engine_settings import describe
 from limpet.converter.plan import Options
 
 _DESCRIPTION = """\
@@ -86,13 +86,14 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group(
         "engine settings", "Written to the model's config.pbtxt, where they can be changed later."
     )
-    for name, description in DESCRIPTIONS.items():
-        group.add_argument(_flag(name), dest=f"engine_{name}", metavar="VALUE", help=description)
+    for name in EngineConfig.__struct_fields__:
+        group.add_argument(_flag(name), dest=f"engine_{name}", metavar="VALUE", help=describe(name))
     return parser
 
 
 def _engine(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> EngineConfig:
-    given = {name: value for name in DESCRIPTIONS if (value := getattr(arguments, f"engine_{name}")) is not None}
+    names = EngineConfig.__struct_fields__
+    given = {name: value for name in names if (value := getattr(arguments, f"engine_{name}")) is not None}
     try:
         return parse_parameters(given)
     except ConfigError as error:

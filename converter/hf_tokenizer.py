@@ -1,15 +1,16 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, and what lies beside it in other files."""
+"""The tokenizer of a Hugging Face folder: its one file, and what the files beside it add."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from tokenizers import AddedToken, Tokenizer
 
 from limpet.backend.checkpoint import GenerationDefaults, TokenizerConfig
 from limpet.converter.errors import ConversionError
-from limpet.converter.json_file import read_json_if_present
+from limpet.converter.json_file import as_record, read_json_if_present
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import build_sentencepiece
 from limpet.converter.source import SourceTokenizer
@@ -17,51 +18,94 @@ from limpet.converter.special_tokens import add_tokens, set_bos, starts_with
 from limpet.converter.tiktoken_vocab import BEGIN, END_OF_TURN, build_llama3, is_tiktoken
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+_TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class _Token(msgspec.Struct, frozen=True):
+    """A token with its flags; named special tokens are written with or without them."""
+
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    single_word: bool = False
+
+
+class _NamedTemplate(msgspec.Struct, frozen=True):
+    name: str
+    template: str
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of tokenizer_config.json that matter here, and of special_tokens_map.json."""
+
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    pad_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+    add_bos_token: bool | None = None
+    added_tokens_decoder: dict[_TokenId, _Token] | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+    def names(self) -> dict[str, str]:
+        tokens = {key: getattr(self, key) for key in _NAMED}
+        return {key: token if isinstance(token, str) else token.content for key, token in tokens.items() if token}
+
+
+class _EndIds(msgspec.Struct, frozen=True):
+    """The same key of config.json and generation_config.json; some files say -1 where there is none."""
+
+    eos_token_id: int | list[int] | None = None
+
+    def ids(self) -> list[int]:
+        ids = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        return [token_id for token_id in ids if token_id is not None and token_id >= 0]
 
 
 def read_hf_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
     """Read it; `config` is config.json. Raises ConversionError if the folder has no tokenizer."""
     tokenizer, names = _load(folder)
-    settings = read_json_if_present(folder / "tokenizer_config.json")
-    for stated in (read_json_if_present(folder / "special_tokens_map.json"), settings):
-        names |= {key: text for key in _NAMED if (text := _text(stated.get(key)))}
+    settings = _read_settings(folder / "tokenizer_config.json")
+    names |= _read_settings(folder / "special_tokens_map.json").names() | settings.names()
     _add_missing_tokens(tokenizer, folder, settings, names)
     bos = names.get("bos_token") or _token_of_id(tokenizer, config.get("bos_token_id"))
-    add_bos = _settle_bos(tokenizer, settings.get("add_bos_token"), bos)
     generation = read_json_if_present(folder / "generation_config.json")
     tokenizer_config = TokenizerConfig(
         bos_token=bos,
         eos_token=names.get("eos_token"),
         pad_token=names.get("pad_token"),
         unk_token=names.get("unk_token"),
-        add_bos=add_bos,
-        generation=read_generation_defaults(generation),
+        add_bos=_settle_bos(tokenizer, settings.add_bos_token, bos),
+        generation=_generation_defaults(generation),
     )
-    ends = [*_ids(config), *_ids(generation)]
-    if (eos := names.get("eos_token")) and (eos_id := tokenizer.token_to_id(eos)) is not None:
-        ends.append(eos_id)
-    return SourceTokenizer(tokenizer, tokenizer_config, read_template(folder, settings), tuple(dict.fromkeys(ends)))
+    ends = (
+        as_record(config, _EndIds, "config.json").ids() + as_record(generation, _EndIds, "generation_config.json").ids()
+    )
+    eos_id = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    ends += [] if eos_id is None else [eos_id]
+    return SourceTokenizer(tokenizer, tokenizer_config, _read_template(folder, settings), tuple(dict.fromkeys(ends)))
 
 
-def read_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def _read_settings(path: Path) -> _Settings:
+    return as_record(read_json_if_present(path), _Settings, path.name)
+
+
+def _read_template(folder: Path, settings: _Settings) -> str | None:
     """The chat template: its own file first, as in transformers, then tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return path.read_text("utf-8")
-    template = settings.get("chat_template") or read_json_if_present(folder / "chat_template.json").get("chat_template")
+    template = settings.chat_template or _read_settings(folder / "chat_template.json").chat_template
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
+        return next((entry.template for entry in template if entry.name == "default"), None)
     return template or None
 
 
-def read_generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
+def _generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
     """The values it states; as in vLLM they count whether or not `do_sample` is set."""
     stated = {key: value for key, value in generation.items() if value is not None}
-    try:
-        return msgspec.convert(stated, GenerationDefaults, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConversionError(f"generation_config.json has a value of the wrong kind ({error}).") from None
+    return as_record(stated, GenerationDefaults, "generation_config.json")
 
 
 def _load(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
@@ -90,54 +134,35 @@ def _load_json(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _add_missing_tokens(
-    tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any], names: Mapping[str, str]
-) -> None:
-    """Tokens that the folder's other files declare but the tokenizer does not keep whole; raises ConversionError if
-    they would get other ids than the files say."""
-    by_id = {int(token_id): _added_token(entry) for token_id, entry in settings.get("added_tokens_decoder", {}).items()}
-    for content, token_id in read_json_if_present(folder / "added_tokens.json").items():
-        by_id.setdefault(int(token_id), AddedToken(content, normalized=False))
-    present = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    for token_id, token in sorted(by_id.items()):
-        if token.content not in present:
-            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        if tokenizer.token_to_id(token.content) != token_id:
-            raise ConversionError(
-                f"Token {token.content!r} has id {tokenizer.token_to_id(token.content)}, not {token_id}."
-            )
-    whole = present | {token.content for token in by_id.values()}
+def _add_missing_tokens(tokenizer: Tokenizer, folder: Path, settings: _Settings, names: Mapping[str, str]) -> None:
+    """Tokens that the folder's other files declare but the tokenizer does not keep whole.
+
+    Raises ConversionError if they would get other ids than the files say.
+    """
+    declared = dict(settings.added_tokens_decoder or {})
+    others = as_record(read_json_if_present(folder / "added_tokens.json"), dict[str, _TokenId], "added_tokens.json")
+    declared = {token_id: _Token(content) for content, token_id in others.items()} | declared
+    whole = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for token_id, token in sorted(declared.items()):
+        if token.content not in whole:
+            added = AddedToken(**msgspec.structs.asdict(token))
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([added])
+        found = tokenizer.token_to_id(token.content)
+        if found != token_id:
+            raise ConversionError(f"Token {token.content!r} has id {found}, its file says {token_id}.")
+    whole |= {token.content for token in declared.values()}
     known = [name for name in names.values() if tokenizer.token_to_id(name) is not None]
     add_tokens(tokenizer, [name for name in known if name not in whole])
-
-
-def _added_token(entry: Mapping[str, Any]) -> AddedToken:
-    flags = {
-        key: bool(entry[key]) for key in ("lstrip", "rstrip", "normalized", "single_word", "special") if key in entry
-    }
-    return AddedToken(entry["content"], **flags)
 
 
 def _settle_bos(tokenizer: Tokenizer, wanted: bool | None, bos: str | None) -> bool:
     """Make the tokenizer do what tokenizer_config.json says about BOS, where it says something."""
     adds = starts_with(tokenizer, bos)
-    if wanted is None or wanted == adds or bos is None:
+    if wanted is None or wanted == adds or bos is None or tokenizer.token_to_id(bos) is None:
         return adds
     set_bos(tokenizer, bos if wanted else None)
     return wanted
 
 
-def _ids(config: Mapping[str, Any]) -> list[int]:
-    value = config.get("eos_token_id")
-    if value is None:
-        return []
-    return [int(i) for i in value] if isinstance(value, list) else [int(value)]
-
-
 def _token_of_id(tokenizer: Tokenizer, token_id: Any) -> str | None:
-    return tokenizer.id_to_token(token_id) if isinstance(token_id, int) else None
-
-
-def _text(token: Any) -> str | None:
-    """A token's text, which may stand alone or in an object with flags."""
-    return token.get("content") if isinstance(token, Mapping) else token
+    return tokenizer.id_to_token(token_id) if isinstance(token_id, int) and 0 <= token_id < 1 << 31 else None

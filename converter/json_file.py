@@ -1,10 +1,17 @@
-"""JSON files of a checkpoint: objects, read with an error that names the file."""
+"""JSON files of a checkpoint, decoded into typed records with an error that names the file and the key."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from limpet.converter.errors import ConversionError
+
+Count: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
+_T = TypeVar("_T")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -13,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConversionError(f"{path.name} is missing in {path.parent.name or path.parent}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"{path.name} is no valid JSON ({error}).") from None
     if not isinstance(value, dict):
         raise ConversionError(f"{path.name} holds no JSON object.")
@@ -22,3 +29,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_if_present(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
+
+
+def as_record(value: object, kind: type[_T], file_name: str) -> _T:
+    """The value as a record of this type, unknown keys left out; raises ConversionError for a key that does not fit."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ConversionError(f"{file_name} has a value that does not fit: {error}.") from None

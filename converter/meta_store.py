@@ -53,7 +53,7 @@ class MetaStore:
     def _split_dimension(self, name: str) -> int | None:
         if name == _EMBEDDING:
             # Llama 1 and 2 split the embedding by columns, Llama 3 by rows.
-            return 0 if self._parts[0].tensors[name].shape[1] == self._hidden_size else 1
+            return 0 if self._parts[0].tensors[name].shape[1:] == (self._hidden_size,) else 1
         return next((split for pattern, split in _SPLIT_DIMENSIONS.items() if re.fullmatch(pattern, name)), None)
 
 

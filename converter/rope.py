@@ -4,55 +4,74 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from limpet.backend.checkpoint import RopeScaling
 from limpet.converter.errors import ConversionError
+from limpet.converter.json_file import Count, Positive, as_record
 
 _SUPPORTED = ("linear", "dynamic", "llama3", "yarn")
-_NUMBERS = (
-    "low_freq_factor",
-    "high_freq_factor",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-)
+
+
+class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of `rope_parameters` (transformers 5) and of `rope_scaling` (earlier releases)."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: Positive | None = None
+    partial_rotary_factor: float | None = None
+    factor: Positive | None = None
+    original_max_position_embeddings: Count | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    attention_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+
+
+class _RopeKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of config.json itself."""
+
+    max_position_embeddings: Count
+    rope_theta: Positive | None = None
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: Count | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
 
 
 def read_rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Base and scaling; raises ConversionError for a kind that is not supported, never ignores one."""
-    # transformers 5 writes `rope_parameters`, earlier releases `rope_theta` and `rope_scaling`.
-    parameters: Mapping[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = float(parameters.get("rope_theta", config.get("rope_theta") or 10000.0))
-    if any(isinstance(value, Mapping) for value in parameters.values()):
+    keys = as_record(config, _RopeKeys, "config.json")
+    stated = {**(keys.rope_scaling or {}), **(keys.rope_parameters or {})}
+    if any(isinstance(value, Mapping) for value in stated.values()):
         raise ConversionError("config.json has rotary parameters per kind of layer: not supported.")
-    if float(parameters.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)) != 1.0:
+    parameters = as_record(stated, RopeParameters, "config.json")
+    if (parameters.partial_rotary_factor or keys.partial_rotary_factor or 1.0) != 1.0:
         raise ConversionError("config.json has partial_rotary_factor other than 1: not supported.")
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    theta = parameters.rope_theta or keys.rope_theta or 10000.0
+    kind = parameters.rope_type or parameters.type or "default"
     if kind == "default":
         return theta, None
     if kind not in _SUPPORTED:
         raise ConversionError(f"Rope scaling {kind!r} is not supported; known are {', '.join(_SUPPORTED)}.")
-    return theta, _scaling(kind, parameters, config)
+    return theta, _scaling(kind, parameters, keys)
 
 
-def _scaling(kind: Any, parameters: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling:
+def _scaling(kind: str, parameters: RopeParameters, keys: _RopeKeys) -> RopeScaling:
     required = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
-    for key in required:
-        if not isinstance(parameters.get(key), int | float):
-            raise ConversionError(f"Rope scaling {kind!r} lacks the number {key}.")
-    given = {key: float(parameters[key]) for key in _NUMBERS if parameters.get(key) is not None}
+    for name in required:
+        if getattr(parameters, name) is None:
+            raise ConversionError(f"Rope scaling {kind!r} lacks the number {name}.")
     # Of the two places the one beside the dictionary wins, as in transformers.
-    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-    return RopeScaling(
-        rope_type=kind,
-        factor=float(parameters["factor"]),
-        original_max_position_embeddings=int(original or config["max_position_embeddings"]),
-        truncate=bool(parameters.get("truncate", True)),
-        **given,
-    )
+    original = keys.original_max_position_embeddings or parameters.original_max_position_embeddings
+    stated = {name: value for name, value in msgspec.structs.asdict(parameters).items() if value is not None}
+    stated |= {"rope_type": kind, "original_max_position_embeddings": original or keys.max_position_embeddings}
+    return as_record(stated, RopeScaling, "config.json")
 
 
 def context_limit(max_position_embeddings: int, scaling: RopeScaling | None) -> int:

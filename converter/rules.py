@@ -89,6 +89,10 @@ def plan_steps(layout: Layout, config: ModelConfig, available: Mapping[str, Tens
 
     Raises ConversionError when a tensor is missing, left over or has a shape the configuration does not imply.
     """
+    if config.num_layers > len(available):
+        raise ConversionError(
+            f"The configuration has {config.num_layers} layers, the checkpoint {len(available)} tensors."
+        )
     shapes = target_shapes(config)
     rules = _expand(layout, config.num_layers)
     steps = [Step(target, shape, rules[target].parts) for target, shape in shapes.items()]

@@ -28,6 +28,7 @@ SETTINGS = {
     "enable_prefix_caching": "false",
     "dtype": "bfloat16",
     "device": "cpu",
+    "load_format": "dummy",
     "session_idle_timeout_s": "60.0",
     "default_exclude_input": "false",
     "admin_key": 'a "quoted" key\\',

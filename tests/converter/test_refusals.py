@@ -89,8 +89,18 @@ SINGLE_FAULTS: dict[str, tuple[Damage, str]] = {
         "quantised (gptq)",
     ),
     "activation": (lambda folder: edit_json(folder / "config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
-    "no hidden size": (lambda folder: edit_json(folder / "config.json", hidden_size=None), "hidden_size is None"),
-    "text for a number": (lambda folder: edit_json(folder / "config.json", vocab_size="big"), "vocab_size is 'big'"),
+    "no hidden size": (
+        lambda folder: edit_json(folder / "config.json", hidden_size=None),
+        "missing required field `hidden_size`",
+    ),
+    "text for a number": (
+        lambda folder: edit_json(folder / "config.json", vocab_size="big"),
+        "Expected `int`, got `str` - at `$.vocab_size`",
+    ),
+    "too many layers": (
+        lambda folder: edit_json(folder / "config.json", num_hidden_layers=10**9),
+        "has 1000000000 layers",
+    ),
     "unknown rope": (
         lambda folder: edit_json(
             folder / "config.json", rope_parameters=None, rope_scaling={"type": "su", "factor": 2}
