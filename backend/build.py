@@ -14,10 +14,10 @@ from limpet.backend.engine import Engine
 from limpet.backend.models.registry import build_model
 from limpet.backend.runner import Runner
 from limpet.backend.scheduler import Scheduler
-from limpet.backend.weights import load_weights
+from limpet.backend.weights import fill_with_noise, load_weights
 
-CPU_PREFILL_TOKENS = 512  # a step's prompt tokens: more would hold up running answers for seconds
-CUDA_PREFILL_TOKENS = 8192
+# Prompt tokens of one step: more would hold up running answers for seconds on a CPU.
+DEFAULT_PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,21 @@ class EngineSummary:
     max_batch_size: int
     max_prefill_token_num: int
     session_len: int
+    step_bytes: int  # of the largest step's intermediate results; CUDA only
+    graph_sizes: list[int]  # batch sizes of decodes with a CUDA graph
 
     def lines(self) -> list[str]:
         gib = 1 << 30
-        return [
+        lines = [
             f"device {self.device}, dtype {self.dtype}, weights {self.weight_bytes / gib:.2f} GiB",
             f"cache {self.cache_bytes / gib:.2f} GiB: {self.num_blocks} blocks of {self.block_size} tokens",
             f"longest session {self.session_len} tokens, {self.max_batch_size} slots, "
             f"{self.max_prefill_token_num} prompt tokens a step",
         ]
+        if self.graph_sizes:
+            sizes = ", ".join(map(str, self.graph_sizes))
+            lines.append(f"largest step {self.step_bytes / gib:.2f} GiB; CUDA graphs for decodes of {sizes} rows")
+        return lines
 
 
 def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineSummary]:
@@ -52,24 +58,26 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     dtype = _dtype(config, model_config, device)
     wanted_len = _wanted_session_len(config, model_config)
     model = build_model(model_config, wanted_len, device, dtype)
-    weight_bytes = load_weights(model, checkpoint)
-    block_bytes = _block_bytes(model_config, config.cache_block_seq_len, dtype)
-    num_blocks = min(_cache_bytes(config, device) // block_bytes, _useful_blocks(config, wanted_len))
-    session_len = min(wanted_len, num_blocks * config.cache_block_seq_len)
-    if session_len < 2:
-        raise ConfigError(f"The cache holds no block: one takes {block_bytes} bytes; raise cache_bytes.")
-    default_prefill = CPU_PREFILL_TOKENS if device.type == "cpu" else CUDA_PREFILL_TOKENS
-    prefill_tokens = config.max_prefill_token_num or default_prefill
+    weight_bytes = load_weights(model, checkpoint) if config.load_format == "auto" else fill_with_noise(model)
     runner = Runner(
         model,
         model_config,
-        num_blocks=num_blocks,
         block_size=config.cache_block_seq_len,
         num_rows=config.max_batch_size,
-        session_len=session_len,
+        session_len=wanted_len,
         device=device,
         dtype=dtype,
     )
+    prefill_tokens = config.max_prefill_token_num or DEFAULT_PREFILL_TOKENS[device.type]
+    step_bytes = runner.measure(prefill_tokens) if device.type == "cuda" else 0
+    block_bytes = _block_bytes(model_config, config.cache_block_seq_len, dtype)
+    cache_bytes = _cache_bytes(config, device, step_bytes)
+    num_blocks = min(cache_bytes // block_bytes, _useful_blocks(config, wanted_len))
+    session_len = min(wanted_len, num_blocks * config.cache_block_seq_len)
+    if session_len < 2:
+        raise ConfigError(f"The cache holds no block: one takes {block_bytes} bytes; raise cache_bytes.")
+    runner.allocate(num_blocks)
+    graph_sizes = runner.capture()
     cache = CacheManager(
         BlockPool(num_blocks, config.cache_block_seq_len), enable_prefix_caching=config.enable_prefix_caching
     )
@@ -86,6 +94,8 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=prefill_tokens,
         session_len=session_len,
+        step_bytes=step_bytes,
+        graph_sizes=graph_sizes,
     )
     return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=model_config.vocab_size), summary
 
@@ -120,11 +130,11 @@ def _block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int
     return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
-def _cache_bytes(config: EngineConfig, device: torch.device) -> int:
+def _cache_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
     if device.type == "cpu":
         return config.cache_bytes or psutil.virtual_memory().available // 4
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free * config.cache_max_entry_count)
+    return int((free - step_bytes) * config.cache_max_entry_count)
 
 
 def _useful_blocks(config: EngineConfig, session_len: int) -> int:

@@ -26,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on the CPU, else as on disk
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, for measuring speed without a checkpoint's
     session_idle_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
     default_exclude_input: bool = True  # False: vLLM's rule, the prompt is prepended where the request does not say
     admin_key: str = ""

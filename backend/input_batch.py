@@ -1,11 +1,13 @@
 """The rows' state between steps: block tables, last sampled ids and sampling settings, allocated once.
 
 Rows are stable: a sequence keeps its row while it runs. Each step writes only what changed (`apply`), then `inputs`
-lays out the step's tokens: decodes (one token each) first, then prefill chunks.
+lays out the step's tokens: decodes (one token each) first, then prefill chunks. One row more than sequences can have
+belongs to nobody: it pads a captured CUDA graph's batch, and all its positions stand in the scratch block.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,89 +15,167 @@ import torch
 from torch import Tensor
 
 from limpet.backend.attention_metadata import AttentionMetadata
-from limpet.backend.core import RowWork, StepPlan
+from limpet.backend.core import StepPlan
 from limpet.backend.sampler import SamplingRows
+from limpet.backend.staging import ALIGNMENT, Array, send
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+UNKNOWN_ID = -1  # stands for the id that the row sampled last
+BYTES_PER_ROW = 60  # of the tensors of StepInputs when every row decodes
+MAX_PADDING = 9 * ALIGNMENT  # between them
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What one forward pass and its sampling read."""
+    """A step's tokens, and the tokens whose logits are sampled."""
 
-    ids: Tensor  # [num_tokens]
+    ids: Tensor  # [num_tokens], UNKNOWN_ID only among the decodes
     positions: Tensor  # [num_tokens]
-    attention: AttentionMetadata
-    sampled_tokens: Tensor  # [num_sampled] index into the step's tokens
-    sampled_rows: list[int]  # in the order of the plan's work
+    slots: Tensor  # [num_tokens] block * block_size + offset
+    rows: Tensor  # [num_seqs]
+    kv_lens: Tensor  # [num_seqs] int32
+    cu_q_lens: Tensor  # [num_prefills + 1] int32
+    sampled_tokens: Tensor  # [num_sampled]
+    sampled_rows: Tensor  # [num_sampled] in the order of the plan's work
     sampled_positions: Tensor  # [num_sampled] where the new ids will stand
+    num_decodes: int
+    max_q_len: int
+    sampled_host_rows: list[int]
+    samples_all: bool  # every token's logits are sampled
 
 
 class InputBatch:
-    """State of `num_rows` rows, each of at most `max_blocks` blocks of `block_size` tokens."""
+    """State of `num_rows` rows, each of at most `max_blocks` blocks of `block_size` tokens.
 
-    def __init__(self, num_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+    `max_graph_rows`: the largest batch that a CUDA graph will be captured for, 0 on the CPU.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        max_blocks: int,
+        block_size: int,
+        *,
+        scratch_block: int,
+        max_graph_rows: int,
+        device: torch.device,
+    ) -> None:
         self.device = device
-        self.block_size = block_size
         self.sampling = SamplingRows(num_rows, device)
-        self.last_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._block_tables = np.zeros((num_rows, max_blocks), dtype=np.int64)
+        self.last_ids = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self._block_size = block_size
+        self._padding_row = num_rows
+        self._host_tables = np.zeros((num_rows + 1, max_blocks), dtype=np.int32)
+        self._host_tables[self._padding_row] = scratch_block
+        self._block_tables = torch.from_numpy(self._host_tables).to(device)  # on the CPU the same memory
         self._num_blocks = [0] * num_rows
+        num_bytes = BYTES_PER_ROW * max_graph_rows + MAX_PADDING
+        self._graph_inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's changes of owners and block tables."""
         for start in plan.starts:
             self._num_blocks[start.row] = 0
-            self._append_blocks(start.row, start.blocks)
-            self.sampling.set_row(start.row, start.params)
-        for work in plan.work:
-            self._append_blocks(work.row, work.new_blocks)
+        changes = [(start.row, start.blocks) for start in plan.starts]
+        changes += [(work.row, work.new_blocks) for work in plan.work if work.new_blocks]
+        if changes:
+            self._append_blocks(changes)
+        if plan.starts:
+            self.sampling.start(plan.starts)
 
-    def inputs(self, plan: StepPlan) -> StepInputs:
-        """The step's tokens; `plan.work` has its one-token items first."""
-        decodes = [work for work in plan.work if work.num_tokens == 1]
-        prefills = plan.work[len(decodes) :]
-        rows = np.repeat([work.row for work in plan.work], [work.num_tokens for work in plan.work])
-        positions = np.concatenate([np.arange(work.start, work.start + work.num_tokens) for work in plan.work])
-        blocks = self._block_tables[rows, positions // self.block_size]
-        ends = np.cumsum([work.num_tokens for work in plan.work])
-        sampled = [index for index, work in enumerate(plan.work) if work.samples]
+    def inputs(self, plan: StepPlan, graph_rows: int = 0) -> StepInputs:
+        """The step's tokens; `plan.work` has its one-token items first.
+
+        With `graph_rows`, of a plan of decodes only: padded to that many rows, always at the same addresses.
+        """
+        counts = _int64([work.num_tokens for work in plan.work])
+        num_tokens, num_decodes = int(counts.sum()), int((counts == 1).sum())
+        rows = _int64([work.row for work in plan.work])
+        kv_lens = counts + _int64([work.start for work in plan.work])
+        sampled = np.flatnonzero([work.samples for work in plan.work])
+        pad = max(graph_rows - num_tokens, 0)
+        arrays = [
+            *self._token_arrays(plan, counts, kv_lens, rows, pad),
+            _padded(rows, pad, self._padding_row),
+            _padded(kv_lens.astype(np.int32), pad, 1),
+            np.concatenate(([0], np.cumsum(counts[num_decodes:]))).astype(np.int32),
+            np.cumsum(counts)[sampled] - 1,
+            rows[sampled],
+            kv_lens[sampled],
+        ]
+        (*tokens, seq_rows, seq_lens, cu_q_lens, sampled_tokens, sampled_rows, sampled_positions) = send(
+            arrays, self.device, self._graph_inputs if graph_rows else None
+        )
         return StepInputs(
-            ids=self._ids(plan.work),
-            positions=self._tensor(positions),
-            attention=AttentionMetadata(
-                slots=self._tensor(blocks * self.block_size + positions % self.block_size),
-                decode_block_tables=self._tables(decodes),
-                decode_kv_lens=self._int32([work.start + 1 for work in decodes]),
-                prefill_block_tables=self._tables(prefills),
-                prefill_kv_lens=self._int32([work.start + work.num_tokens for work in prefills]),
-                cu_q_lens=self._int32(list(accumulate((work.num_tokens for work in prefills), initial=0))),
-                max_q_len=max((work.num_tokens for work in prefills), default=0),
-            ),
-            sampled_tokens=self._tensor(ends[sampled] - 1),
-            sampled_rows=[plan.work[index].row for index in sampled],
-            sampled_positions=self._tensor(positions[ends[sampled] - 1] + 1),
+            ids=tokens[0],
+            positions=tokens[1],
+            slots=tokens[2],
+            rows=seq_rows,
+            kv_lens=seq_lens,
+            cu_q_lens=cu_q_lens,
+            sampled_tokens=sampled_tokens,
+            sampled_rows=sampled_rows,
+            sampled_positions=sampled_positions,
+            num_decodes=num_decodes + pad,
+            max_q_len=int(counts[num_decodes:].max(initial=0)),
+            sampled_host_rows=rows[sampled].tolist(),
+            samples_all=len(sampled) == num_tokens,
         )
 
-    def _append_blocks(self, row: int, blocks: list[int]) -> None:
-        count = self._num_blocks[row]
-        self._block_tables[row, count : count + len(blocks)] = blocks
-        self._num_blocks[row] = count + len(blocks)
+    def _token_arrays(self, plan: StepPlan, counts: Ints, kv_lens: Ints, rows: Ints, pad: int) -> list[Array]:
+        """Ids, positions and slots of the step's tokens."""
+        num_tokens = int(counts.sum())
+        ids = chain.from_iterable(work.ids if work.ids is not None else (UNKNOWN_ID,) for work in plan.work)
+        positions = np.arange(num_tokens) + np.repeat(kv_lens - np.cumsum(counts), counts)
+        blocks = self._host_tables[np.repeat(rows, counts), positions // self._block_size].astype(np.int64)
+        scratch_slot = int(self._host_tables[self._padding_row, 0]) * self._block_size
+        return [
+            _padded(np.fromiter(ids, np.int64, num_tokens), pad, 0),
+            _padded(positions, pad, 0),
+            _padded(blocks * self._block_size + positions % self._block_size, pad, scratch_slot),
+        ]
 
-    def _ids(self, work: list[RowWork]) -> Tensor:
-        known = [item.ids if item.ids is not None else [0] for item in work]
-        ids = torch.from_numpy(np.concatenate(known).astype(np.int64)).to(self.device)
-        unknown = [index for index, item in enumerate(work) if item.ids is None]  # decodes: one token each, first
-        if unknown:
-            ids[unknown] = self.last_ids[[work[index].row for index in unknown]]
+    def gather(self, inputs: StepInputs) -> tuple[Tensor, AttentionMetadata]:
+        """Ids and attention metadata of the step, from the rows' state on the device."""
+        decodes = inputs.ids[: inputs.num_decodes]
+        last_ids = self.last_ids[inputs.rows[: inputs.num_decodes]]
+        ids = torch.where(decodes == UNKNOWN_ID, last_ids, decodes)
+        if inputs.max_q_len:
+            ids = torch.cat((ids, inputs.ids[inputs.num_decodes :]))
+        tables = self._block_tables[inputs.rows]
+        return ids, AttentionMetadata(
+            slots=inputs.slots,
+            decode_block_tables=tables[: inputs.num_decodes],
+            decode_kv_lens=inputs.kv_lens[: inputs.num_decodes],
+            prefill_block_tables=tables[inputs.num_decodes :],
+            prefill_kv_lens=inputs.kv_lens[inputs.num_decodes :],
+            cu_q_lens=inputs.cu_q_lens,
+            max_q_len=inputs.max_q_len,
+        )
+
+    def sample(self, inputs: StepInputs, logits: Tensor) -> Tensor:
+        """Draw the sampled rows' ids [num_sampled] from logits [num_sampled, vocab] and remember them."""
+        ids = self.sampling.sample(logits, inputs.sampled_rows, inputs.sampled_host_rows, inputs.sampled_positions)
+        self.last_ids.index_copy_(0, inputs.sampled_rows, ids.clamp(min=0))
         return ids
 
-    def _tables(self, work: list[RowWork]) -> Tensor:
-        rows = [item.row for item in work]
-        longest = max((self._num_blocks[row] for row in rows), default=0)
-        tables = self._block_tables[rows, :longest] if rows else np.zeros((0, 0), dtype=np.int64)
-        return torch.from_numpy(tables.astype(np.int32)).to(self.device)
+    def _append_blocks(self, changes: list[tuple[int, list[int]]]) -> None:
+        places = []
+        for row, blocks in changes:
+            first = self._num_blocks[row]
+            self._host_tables[row, first : first + len(blocks)] = blocks
+            self._num_blocks[row] = first + len(blocks)
+            places.append(row * self._host_tables.shape[1] + np.arange(first, first + len(blocks)))
+        if self.device.type == "cuda":
+            index = np.concatenate(places)
+            places_, values = send([index, self._host_tables.ravel()[index]], self.device)
+            self._block_tables.view(-1).index_copy_(0, places_, values)
 
-    def _int32(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
-    def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+def _int64(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _padded(array: Array, count: int, value: int) -> Array:
+    return np.concatenate((array, np.full(count, value, dtype=array.dtype))) if count else array

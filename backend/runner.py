@@ -1,21 +1,25 @@
-"""Runs the planned steps on the device: forward pass, sampling, block copies.
+"""Runs the planned steps on the device: block copies, forward pass, sampling.
 
-Steps run strictly one after the other on a thread of their own. `forward` and `sample` only queue work, so that the
-engine plans the next step, and talks to its front ends, while this one runs.
+`forward` and `sample` only queue work, so that the engine plans the next step, and talks to its front ends, while this
+one runs.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from limpet.backend.checkpoint import ModelConfig
-from limpet.backend.core import StepPlan
+from limpet.backend.core import RowStart, RowWork, StepPlan
+from limpet.backend.decode_graphs import DecodeGraphs, graph_sizes
+from limpet.backend.device_queue import device_queue
 from limpet.backend.input_batch import InputBatch, StepInputs
 from limpet.backend.models.llama import LlamaForCausalLM
-from limpet.backend.sampler import sample
+from limpet.backend.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -26,59 +30,119 @@ class ForwardHandle:
 
 
 class Runner:
-    """One model with its cache of `num_blocks` blocks of `block_size` tokens and `num_rows` rows."""
+    """One model with its cache and the state of `num_rows` rows of at most `session_len` tokens.
+
+    It computes nothing before `allocate`.
+    """
 
     def __init__(
         self,
         model: LlamaForCausalLM,
         config: ModelConfig,
         *,
-        num_blocks: int,
         block_size: int,
         num_rows: int,
         session_len: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self._caches = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(config.num_layers)
-        ]
         self._model = model
-        self._batch = InputBatch(num_rows, -(-session_len // block_size), block_size, device)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="limpet-runner")
+        self._config = config
+        self._block_size = block_size
+        self._num_rows = num_rows
+        self._max_blocks = -(-session_len // block_size)
+        self._device = device
+        self._dtype = dtype
+        self._queue = device_queue(device)
+        self._graphs = DecodeGraphs(self._compute)
+        self._graph_sizes = graph_sizes(num_rows) if device.type == "cuda" else []
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write."""
+        config = self._config
+        shape = (config.num_layers, 2, num_blocks + 1, self._block_size, config.num_kv_heads, config.head_dim)
+        self._cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._layer_caches = [(layer[0], layer[1]) for layer in self._cache]
+        self._batch = InputBatch(
+            self._num_rows,
+            self._max_blocks,
+            self._block_size,
+            scratch_block=num_blocks,
+            max_graph_rows=max(self._graph_sizes, default=0),
+            device=self._device,
+        )
+
+    @torch.inference_mode()
+    def measure(self, max_prefill_tokens: int) -> int:
+        """Bytes of device memory that the largest step takes, by running it (CUDA only).
+
+        All rows are at work, on so many prompt tokens, and sampled with all filters. The steps after it compile what
+        the first one did not need: kernels for short prompts, and sampling without filters.
+        """
+        self.allocate(0)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        filtered = SamplingParams(temperature=1.0, top_k=2, top_p=0.9)
+        for num_tokens, params in ((max_prefill_tokens, filtered), (2, SamplingParams()), (2, GREEDY)):
+            self._batch.sample(*self._forward(self._full_plan(num_tokens, params)))
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        del self._cache, self._layer_caches, self._batch
+        torch.cuda.empty_cache()
+        return peak
+
+    @torch.inference_mode()
+    def capture(self) -> list[int]:
+        """Capture CUDA graphs of decodes; the batch sizes, none on the CPU."""
+        if self._graph_sizes:
+            self._graphs.capture(self._graph_sizes, lambda size: self._batch.inputs(StepPlan([], [], []), size))
+        return self._graphs.sizes
 
     def forward(self, plan: StepPlan) -> ForwardHandle:
-        return ForwardHandle(self._worker.submit(self._forward, plan))
+        return ForwardHandle(self._queue.run(lambda: self._forward(plan)))
 
     def sample(self, handle: ForwardHandle, on_ready: Callable[[], None] | None = None) -> "Future[list[int]]":
         """The ids of the plan's sampling rows, in the plan's order; `on_ready` is called when they are there."""
-        ids = self._worker.submit(self._sample, handle)
+        ids = self._queue.read(lambda: self._sample(handle))
         if on_ready is not None:
             ids.add_done_callback(lambda _: on_ready())
         return ids
 
     def close(self) -> None:
-        self._worker.shutdown(wait=True)
+        self._queue.close()
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> tuple[StepInputs, Tensor]:
         for source, destination in plan.copies:
-            for keys, values in self._caches:
-                keys[destination] = keys[source]
-                values[destination] = values[source]
+            self._cache[:, :, destination] = self._cache[:, :, source]
         self._batch.apply(plan)
-        inputs = self._batch.inputs(plan)
-        hidden = self._model(inputs.ids, inputs.positions, self._caches, inputs.attention)
-        return inputs, self._model.logits(hidden[inputs.sampled_tokens])
+        only_decodes = plan.num_tokens == len(plan.work)
+        graph_rows = self._graphs.size_for(len(plan.work)) if only_decodes else 0
+        inputs = self._batch.inputs(plan, graph_rows)
+        if not graph_rows:
+            return inputs, self._compute(inputs)
+        logits = self._graphs.replay(graph_rows)
+        return inputs, logits[: len(plan.work)] if inputs.samples_all else logits[inputs.sampled_tokens]
+
+    def _compute(self, inputs: StepInputs) -> Tensor:
+        """The logits of the sampled tokens."""
+        ids, attention = self._batch.gather(inputs)
+        hidden = self._model(ids, inputs.positions, self._layer_caches, attention)
+        return self._model.logits(hidden if inputs.samples_all else hidden[inputs.sampled_tokens])
 
     @torch.inference_mode()
-    def _sample(self, handle: ForwardHandle) -> list[int]:
+    def _sample(self, handle: ForwardHandle) -> Tensor:
         inputs, logits = handle.result.result()
-        if not inputs.sampled_rows:
-            return []
-        ids = sample(logits, inputs.sampled_rows, inputs.sampled_positions, self._batch.sampling)
-        self._batch.last_ids[inputs.sampled_rows] = ids.clamp(min=0)
-        values: list[int] = ids.tolist()
-        return values
+        if not inputs.sampled_host_rows:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        return self._batch.sample(inputs, logits)
+
+    def _full_plan(self, num_prefill_tokens: int, params: SamplingParams) -> StepPlan:
+        """Prompts of so many tokens, then decodes in the rows that are left, all in block 0."""
+        session_len = self._max_blocks * self._block_size
+        num_full, rest = divmod(min(num_prefill_tokens, self._num_rows * session_len), session_len)
+        lengths = [session_len] * num_full + ([rest] if rest else [])
+        counts = [1] * (self._num_rows - len(lengths)) + sorted(lengths)
+        starts = [RowStart(row, params, [0] * self._max_blocks) for row in range(self._num_rows)]
+        work = [RowWork(row, 0, count, [0] * count, [], True) for row, count in enumerate(counts)]
+        return StepPlan([], starts, work)

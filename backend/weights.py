@@ -22,6 +22,21 @@ def load_weights(model: nn.Module, checkpoint: CheckpointDir) -> int:
         _load_file(path, linked.get(path.name), parameters, unfilled)
     if unfilled:
         raise CheckpointError(f"The checkpoint lacks {_some(unfilled)}: convert the model again.")
+    return _num_bytes(parameters)
+
+
+def fill_with_noise(model: nn.Module) -> int:
+    """Random weights (normal, standard deviation 0.02, norms 1) instead of a checkpoint's; returns their bytes."""
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if name.endswith("norm.weight"):
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.normal_(0.0, 0.02)
+    return _num_bytes(parameters)
+
+
+def _num_bytes(parameters: dict[str, nn.Parameter]) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 

@@ -9,7 +9,7 @@ from limpet.backend.config import EngineConfig
 DESCRIPTIONS = {
     "session_len": "tokens of one context, prompt and answer; empty: the model's own limit",
     "max_batch_size": "requests computed together (Triton's own max_batch_size is another thing)",
-    "cache_max_entry_count": "GPU: share of the memory left after weights and the largest step that the cache takes, between 0 and 1",
+    "cache_max_entry_count": "GPU: the cache's share of what weights and the largest step leave, between 0 and 1",
     "cache_bytes": "CPU: bytes of the cache; empty: a quarter of the free memory",
     "cache_block_seq_len": "tokens of one cache block: 16, 32, 64 or 128",
     "max_prefill_token_num": "prompt tokens computed in one step",
@@ -18,7 +18,6 @@ DESCRIPTIONS = {
     "enable_prefix_caching": "reuse the cache of equal beginnings: true or false",
     "dtype": "type to compute in: auto (float32 on the CPU, else as on disk), float32, bfloat16, float16",
     "device": "auto, cpu or cuda",
-    "load_format": "auto, or dummy: random weights, for measuring speed",
     "load_format": "auto, or dummy: random weights, for measuring speed",
     "session_idle_timeout_s": "seconds after which an idle session ends",
     "default_exclude_input": "false: answers begin with the prompt unless the request says otherwise, as in vLLM",

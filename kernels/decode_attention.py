@@ -23,7 +23,8 @@ MIN_SPLIT_LEN = 128  # positions
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
-@triton.jit
+# Slices of a step's lists begin anywhere: their alignment must not compile the kernel anew while serving.
+@triton.jit(do_not_specialize_on_alignment=["block_tables_ptr", "kv_lens_ptr"])
 def _decode_attention_kernel(
     q_ptr,
     k_cache_ptr,
@@ -102,7 +103,7 @@ def _decode_attention_kernel(
         tl.store(out_ptr + out_rows[:, None] + columns[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_splits_kernel(
     partial_ptr,  # [num_seqs, num_heads, num_splits, HEAD_DIM_V] float32
     lse_ptr,  # [num_seqs, num_heads, num_splits]

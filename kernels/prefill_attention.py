@@ -12,7 +12,8 @@ from limpet.kernels.attention_tile import LOG2_E, attend_tile, check_paged, load
 from limpet.kernels.checks import require
 
 
-@triton.jit
+# Slices of a step's lists begin anywhere: their alignment must not compile the kernel anew while serving.
+@triton.jit(do_not_specialize_on_alignment=["block_tables_ptr", "cu_q_lens_ptr", "kv_lens_ptr"])
 def _prefill_attention_kernel(
     q_ptr,
     k_cache_ptr,

@@ -83,6 +83,6 @@ class LlamaForCausalLM(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden] -> float32 logits [num_rows, vocab]."""
+        """hidden [num_rows, hidden] -> logits [num_rows, vocab]."""
         logits: Tensor = self.lm_head(hidden)
-        return logits.float()
+        return logits
