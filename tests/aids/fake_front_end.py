@@ -169,7 +169,7 @@ class FakeFrontEnd:
         return self._take(kind, key)
 
     def fall_silent(self) -> None:
-        """Send no heartbeats any more, as a front end that hangs."""
+        """Hang: no heartbeats and no answers to PollCancel any more."""
         self._silent.set()
 
     def close(self) -> None:
@@ -257,6 +257,8 @@ class FakeFrontEnd:
 
     def _sort(self, message: ToFrontEnd, engine: "zmq.Socket[bytes]") -> None:
         if isinstance(message, PollCancel):
+            if self._silent.is_set():
+                return
             keep = self.gone_clients.get(message.key)
             answer = StillRunning(message.key) if keep is None else Settle(message.key, keep, True)
             engine.send(msgspec.msgpack.encode(answer))
