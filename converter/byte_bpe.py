@@ -43,8 +43,14 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def build_byte_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], pre: str) -> Tokenizer:
-    """A tokenizer without special tokens. Llama 3 takes a whole word of the vocabulary before any merge."""
-    model = BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=pre in LLAMA3_NAMES)
+    """A tokenizer without special tokens. Llama 3 takes a whole word of the vocabulary before any merge.
+
+    Raises ConversionError for an unknown pre-tokenizer, or a merge of tokens that the vocabulary lacks.
+    """
+    try:
+        model = BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=pre in LLAMA3_NAMES)
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise ConversionError(f"The tokenizer's merges do not fit its vocabulary ({error}).") from None
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()

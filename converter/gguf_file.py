@@ -27,10 +27,10 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {}
         self._entries: dict[str, tuple[Path, Any]] = {}  # with the file that holds the tensor
         for number, part in enumerate(_part_paths(path)):
-            reader = _open(part)
+            metadata, entries = _read_header(part)
             if number == 0:
-                self.metadata = {key: field.contents() for key, field in reader.fields.items()}
-            for entry in reader.tensors:
+                self.metadata = metadata
+            for entry in entries:
                 self._add(part, entry)
 
     def require(self, key: str) -> Any:
@@ -86,12 +86,14 @@ def _part_paths(path: Path) -> list[Path]:
     return paths
 
 
-def _open(path: Path) -> Any:
+def _read_header(path: Path) -> tuple[dict[str, Any], list[Any]]:
+    """A file's metadata and descriptions of tensors."""
     with path.open("rb") as file:
         if file.read(4) != _MAGIC:
             raise ConversionError(f"{path.name} is no GGUF file.")
     try:
-        return GGUFReader(path)
+        reader = GGUFReader(path)
+        return {key: field.contents() for key, field in reader.fields.items()}, reader.tensors
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError):
         # The library indexes past a cut file or meets nonsense where the header should be.
         raise ConversionError(f"{path.name} is damaged or cut short: download it again.") from None

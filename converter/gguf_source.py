@@ -1,7 +1,9 @@
 """Opening a GGUF file as a source: architecture numbers from its metadata."""
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ _LAYOUTS = {
 def open_gguf(path: Path) -> Source:
     """Read a GGUF file's header; raises ConversionError for what Limpet cannot serve."""
     file = GGUFFile(path)
-    architecture = file.require("general.architecture")
+    architecture = str(file.require("general.architecture"))
     if architecture not in _LAYOUTS:
         raise ConversionError(
             f"GGUF architecture {architecture!r} is not supported; known are {', '.join(sorted(_LAYOUTS))}."
@@ -68,20 +70,25 @@ class _GGUFConfig:
             mlp_bias="blk.0.ffn_gate.bias" in tensors,
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
             sliding_window=self._int("attention.sliding_window", 0) or None,
-            bos_token_id=self._file.metadata.get("tokenizer.ggml.bos_token_id"),
+            bos_token_id=self._file.metadata.get("tokenizer.ggml.bos_token_id"),  # read_gguf_tokenizer has checked it
         )
 
     def _int(self, key: str, default: int | None = None) -> int:
-        full = f"{self._architecture}.{key}"
-        value = self._file.require(full) if default is None else self._file.metadata.get(full, default)
-        if not isinstance(value, int):
-            raise ConversionError(f"The GGUF file's {full} is {value!r}; one integer for all layers is supported.")
+        value = self._value(key, default)
+        if not isinstance(value, int) or not (default == 0 or 0 < value < 1 << 31):
+            raise ConversionError(f"The GGUF file's {key} is {value!r}; one positive integer is needed.")
         return value
 
     def _float(self, key: str, default: float) -> float:
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConversionError(f"The GGUF file's {key} is {value!r}; a positive number is needed.")
         # Stored as float32: the shortest decimal that rounds to it is what the model's authors wrote.
-        value = self._file.metadata.get(f"{self._architecture}.{key}", default)
         return float(str(np.float32(value)))
+
+    def _value(self, key: str, default: float | None) -> Any:
+        full = f"{self._architecture}.{key}"
+        return self._file.require(full) if default is None else self._file.metadata.get(full, default)
 
     def _head_dim(self) -> int:
         return self._int("attention.key_length", self._int("embedding_length") // self._int("attention.head_count"))

@@ -139,6 +139,3 @@ def _refuse_unsupported(config: _Config) -> None:
         raise ConversionError(f"The checkpoint is quantised ({method}): convert the unquantised one, or a GGUF file.")
     if config.hidden_act not in ("silu", "swish"):
         raise ConversionError(f"config.json says hidden_act is {config.hidden_act!r}; only silu is supported.")
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or 1
-    if heads % kv_heads:
-        raise ConversionError(f"config.json has {heads} attention heads, no multiple of its {kv_heads} K/V heads.")

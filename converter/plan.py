@@ -83,6 +83,7 @@ def make_plan(options: Options) -> Plan:
         dtype=options.dtype or source.config.dtype,
         eos_token_ids=source.tokenizer.eos_token_ids,
     )
+    _require_heads(config)
     steps = plan_steps(source.layout, config, source.store.tensors)
     _require_vocabulary(source, config)
     linked, written = split_linkable(steps, source.store, config) if options.link else ({}, steps)
@@ -140,6 +141,15 @@ def _settle_session_len(engine: EngineConfig, config: ModelConfig) -> tuple[Engi
         return engine, []
     warning = f"session_len is set to {limit}, {reason}; the model's context is {config.max_position_embeddings}."
     return msgspec.structs.replace(engine, session_len=limit), [warning]
+
+
+def _require_heads(config: ModelConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        raise ConversionError(
+            f"The model has {config.num_heads} attention heads, no multiple of its {config.num_kv_heads} K/V heads."
+        )
+    if config.head_dim % 2:
+        raise ConversionError(f"The model's head size is {config.head_dim}; rotary embedding needs an even one.")
 
 
 def _require_vocabulary(source: Source, config: ModelConfig) -> None:

@@ -193,7 +193,7 @@ def test_added_token_with_another_id_than_declared_is_refused(
     entry = {"content": "<|tool|>", "special": True}
     write_folder_with(tmp_path / "source", smollm_like(adds_bos=False), added_tokens_decoder={"590": entry})
     assert main([str(tmp_path / "source"), "--dst", str(tmp_path)]) == 1
-    assert "id 442, not 590" in capsys.readouterr().err
+    assert "id 442, its file says 590" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01", b"<html>404</html>", b"\x0a\xff\xff\xff\xff\x7f"])
