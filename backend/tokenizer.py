@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from limpet.backend.checkpoint import CheckpointDir, TokenizerConfig
+from limpet.backend.checkpoint import CheckpointDir, CheckpointError, TokenizerConfig
 
 _CACHED_CHARS = 4_000_000  # text kept by the cache of template segments
 
@@ -47,7 +47,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, checkpoint: CheckpointDir) -> "Tokenizer":
-        return cls(tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path)), checkpoint.tokenizer_config())
+        """Raises CheckpointError if the checkpoint's tokenizer is missing or damaged."""
+        config = checkpoint.tokenizer_config()
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path))
+        except Exception as error:  # the library has no class of its own
+            reason = f"{checkpoint.tokenizer_path.name} cannot be read ({error}): convert the model again."
+            raise CheckpointError(reason) from error
+        return cls(backend, config)
 
     @cached_property
     def adds_bos(self) -> bool:

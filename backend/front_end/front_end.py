@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from limpet.backend.chat_template import ChatTemplate
 from limpet.backend.checkpoint import CheckpointDir
-from limpet.backend.config import parse_parameters
+from limpet.backend.config import EngineConfig
 from limpet.backend.detokenizer import DetokenizerFactory
 from limpet.backend.front_end.answer import Answer, Refused, Services
 from limpet.backend.front_end.conversation import Conversation
@@ -29,9 +28,8 @@ _MAX_WORKERS = 4  # tokenizing runs outside the interpreter lock, templates insi
 class FrontEnd:
     """Accepts requests; everything after `accept` happens on its own threads."""
 
-    def __init__(self, model_dir: Path, parameters: Mapping[str, str], connection: EngineConnection) -> None:
-        """Raises CheckpointError, ConfigError or TemplateError for a model that cannot be served."""
-        config = parse_parameters(parameters)
+    def __init__(self, model_dir: Path, config: EngineConfig, connection: EngineConnection) -> None:
+        """Raises CheckpointError or TemplateError for a model that cannot be served."""
         checkpoint = CheckpointDir(model_dir)
         tokenizer = Tokenizer.load(checkpoint)
         source = checkpoint.chat_template()

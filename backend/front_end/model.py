@@ -12,8 +12,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from limpet.backend.chat_template import TemplateError
-from limpet.backend.checkpoint import CheckpointError
-from limpet.backend.config import ConfigError
+from limpet.backend.checkpoint import CheckpointDir, CheckpointError
+from limpet.backend.config import ConfigError, EngineConfig, parse_parameters
 from limpet.backend.front_end.front_end import FrontEnd
 from limpet.backend.link.connection import EngineConnection
 from limpet.backend.link.keeper import EngineKeeper, EngineStartError
@@ -41,9 +41,10 @@ class TritonPythonModel:
         model_dir = Path(args["model_repository"])
         parameters = _parameters(json.loads(args["model_config"]))
         try:
+            config = parse_parameters(parameters)
+            CheckpointDir(model_dir).manifest()
             self._connection = _connection(model_dir, parameters, args["model_instance_name"])
-            self._connection.start()
-            self._front_end = self._start(model_dir, parameters)
+            self._front_end = self._start(model_dir, config)
         except _REFUSALS as error:
             raise pb_utils.TritonModelException(f"{model_dir.name} cannot be served: {error}") from None
 
@@ -56,10 +57,11 @@ class TritonPythonModel:
         """Called once all requests are answered."""
         self._front_end.stop()
 
-    def _start(self, model_dir: Path, parameters: Mapping[str, str]) -> FrontEnd:
+    def _start(self, model_dir: Path, config: EngineConfig) -> FrontEnd:
         """Read tokenizer and template while the engine loads its weights."""
+        self._connection.start()
         try:
-            front_end = FrontEnd(model_dir, parameters, self._connection)
+            front_end = FrontEnd(model_dir, config, self._connection)
             self._connection.wait_ready()
         except _REFUSALS:
             self._connection.stop()

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet.backend.checkpoint import CheckpointDir, GenerationDefaults, TokenizerConfig
+from limpet.backend.checkpoint import FORMAT_VERSION, CheckpointDir, GenerationDefaults, Manifest, TokenizerConfig
+from limpet.backend.config import EngineConfig
 from limpet.backend.link.connection import EngineConnection
 from limpet.backend.link.keeper import EngineKeeper
 from limpet.backend.link.messages import (
@@ -51,6 +52,8 @@ def model_dir(tmp_path: Path) -> Path:
     config = TokenizerConfig(bos_token=BOS, eos_token=EOS, generation=GenerationDefaults(temperature=0.5))
     checkpoint.tokenizer_config_path.write_bytes(msgspec.json.encode(config))
     checkpoint.chat_template_path.write_text(CHATML, "utf-8")
+    manifest = Manifest(format_version=FORMAT_VERSION, limpet_version="0", source="test", num_parameters=0, files={})
+    checkpoint.manifest_path.write_bytes(msgspec.json.encode(manifest))
     return checkpoint.root
 
 
@@ -103,7 +106,7 @@ def stage(runtime: EngineRuntime, model_dir: Path) -> Iterator[Stage]:
     engine.start()
     keeper = EngineKeeper(runtime, DIGEST, lambda: pytest.fail("the engine is there"))
     connection = EngineConnection(runtime, keeper, Hello("test", os.getpid(), "front_end"))
-    front_end = FrontEnd(model_dir, {}, connection)
+    front_end = FrontEnd(model_dir, EngineConfig(), connection)
     connection.start()
     connection.wait_ready()
     yield Stage(front_end, engine, tokenizer)
