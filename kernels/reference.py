@@ -74,12 +74,12 @@ def decode_attention(
     [num_seqs, num_heads, head_dim_v]. Sequences of similar length are computed together, padded to the longest.
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1]) if out is None else out
-    block_size = k_cache.shape[1]
     lengths = kv_lens.tolist()
-    for rows in _length_groups(lengths):
-        longest = max(lengths[row] for row in rows)
-        tables = block_tables[rows, : -(-longest // block_size)]
-        out[rows] = _padded_decode(q[rows], k_cache, v_cache, tables, kv_lens[rows], scale)
+    groups = _length_groups(lengths)
+    for members in groups:
+        rows = members if len(groups) > 1 else slice(None)
+        longest = max(lengths[row] for row in members)
+        out[rows] = _padded_decode(q[rows], k_cache, v_cache, block_tables[rows], kv_lens[rows], longest, scale)
     return out
 
 
@@ -193,19 +193,22 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _padded_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, lengths: Tensor, scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, lengths: Tensor, longest: int, scale: float
 ) -> Tensor:
     num_seqs, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[2]
-    flat = block_tables.flatten()
-    k = k_cache.index_select(0, flat).view(num_seqs, -1, num_kv_heads, k_cache.shape[-1])
-    v = v_cache.index_select(0, flat).view(num_seqs, -1, num_kv_heads, v_cache.shape[-1])
-    beyond = torch.arange(k.shape[1], device=q.device) >= lengths.unsqueeze(1)  # [num_seqs, padded length]
-    k.masked_fill_(beyond[:, :, None, None], 0)
-    v.masked_fill_(beyond[:, :, None, None], 0)
-    grouped = q.view(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    mask = torch.zeros(num_seqs, 1, 1, k.shape[1], dtype=q.dtype, device=q.device)
-    mask.masked_fill_(beyond[:, None, None], float("-inf"))
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    positions = torch.arange(longest, device=q.device)
+    beyond = positions >= lengths.unsqueeze(1)  # [num_seqs, longest]
+    positions = positions.masked_fill(beyond, 0)  # the sequence's own first slot holds no NaN
+    blocks = block_tables.to(torch.int64).gather(1, positions // block_size)
+    slots = (blocks * block_size + positions % block_size).flatten()
+    k = k_cache.flatten(0, 1).index_select(0, slots).view(num_seqs, longest, num_kv_heads, k_cache.shape[-1])
+    v = v_cache.flatten(0, 1).index_select(0, slots).view(num_seqs, longest, num_kv_heads, v_cache.shape[-1])
+    grouped = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    mask = None
+    if num_seqs > 1:
+        mask = torch.zeros(num_seqs, 1, 1, longest, dtype=q.dtype, device=q.device)
+        mask.masked_fill_(beyond[:, None, None], float("-inf"))
     out = F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale)
     return out.reshape(num_seqs, num_heads, v.shape[-1])
 
