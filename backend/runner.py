@@ -61,8 +61,8 @@ class Runner:
         """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write."""
         config = self._config
         shape = (config.num_layers, 2, num_blocks + 1, self._block_size, config.num_kv_heads, config.head_dim)
-        self._cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        self._layer_caches = [(layer[0], layer[1]) for layer in self._cache]
+        self.cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._layer_caches = [(layer[0], layer[1]) for layer in self.cache]
         self._batch = InputBatch(
             self._num_rows,
             self._max_blocks,
@@ -87,7 +87,7 @@ class Runner:
             self._batch.sample(*self._forward(self._full_plan(num_tokens, params)))
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device) - before
-        del self._cache, self._layer_caches, self._batch
+        del self.cache, self._layer_caches, self._batch
         torch.cuda.empty_cache()
         return peak
 
@@ -114,7 +114,7 @@ class Runner:
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> tuple[StepInputs, Tensor]:
         for source, destination in plan.copies:
-            self._cache[:, :, destination] = self._cache[:, :, source]
+            self.cache[:, :, destination] = self.cache[:, :, source]
         self._batch.apply(plan)
         only_decodes = plan.num_tokens == len(plan.work)
         graph_rows = self._graphs.size_for(len(plan.work)) if only_decodes else 0

@@ -89,11 +89,16 @@ def write_tiny(
     """Save such a model with a byte-level tokenizer and a chat template, and return it as the reference."""
     model = build_tiny(shape, seed=seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    write_tokenizer(folder)
+    return model
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer and a chat template, as transformers saves them."""
     _build_tokenizer().save(str(folder / "tokenizer.json"))
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
-    return model
 
 
 def _build_tokenizer() -> Tokenizer:
