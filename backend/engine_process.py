@@ -83,8 +83,8 @@ class EngineProcess:
             self._admin.note_progress()
 
     def close(self) -> None:
+        self.engine.close()  # its last step still wakes the router
         self.router.close()
-        self.engine.close()
 
     def _should_leave(self) -> bool:
         if self._stopping or _has_ended(self._server_pidfd):
