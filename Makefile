@@ -83,8 +83,12 @@ screenshots: $(DEMO_MODEL) browser ## pictures of the chat page into docs/images
 	@$(BIN)/python docs/images/make_screenshots.py $(WORKSPACE)
 
 .PHONY: bench-cpu
-bench-cpu: $(DEMO_MODEL) ## measure on this machine's CPU, beside transformers
-	$(BIN)/python benchmarks/cpu.py $(ARGS)
+bench-cpu: $(DEMO_GGUF) ## measure on this machine's CPU, beside transformers (about 15 minutes)
+	$(BIN)/python -m benchmarks.cpu $(DEMO_GGUF) $(ARGS)
+
+.PHONY: bench-table
+bench-table: $(ENVIRONMENT) ## write docs/benchmarks.md from benchmarks/results/
+	$(BIN)/python -m benchmarks.table
 
 .PHONY: dist
 dist: $(ENVIRONMENT) ## build the wheel and the source archive into dist/

@@ -1,0 +1,105 @@
+"""docs/benchmarks.md from the newest result files: `python -m benchmarks.table`."""
+
+import io
+from pathlib import Path
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import result
+from benchmarks.result import RESULTS, Result
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+HEAD = """\
+# Benchmarks
+
+Written by `make bench-table` from `benchmarks/results/`, one line of JSON for each figure; do not edit. Every figure
+is the median of at least three runs after a warm-up, greedy, end ids ignored, prefix caching off. Results are
+comparable only if the digests of their requests are equal (`benchmarks/workload.py`).
+"""
+CPU_HEAD = """\
+## SmolLM2-135M in float32 on a CPU
+
+`make bench-cpu` on {machine}, {threads} threads, torch {torch}, commit {commit}, {date}. {req} requests of
+{prompt} prompt tokens and {answer} answer tokens each, digest `{digest}`. The contenders took turns in one run on one
+machine, each with its model in a process of its own: compare the ratios, not the absolute numbers. transformers
+answers one request after the other (sdpa attention, its cache on).
+"""
+
+
+def write_page() -> None:
+    """Render the page, and print its tables."""
+    sections = [HEAD]
+    if cpu := _newest("cpu"):
+        sections.append(_cpu_section(cpu))
+    PAGE.write_text("\n".join(sections), "utf-8")
+    Console().print("\n".join(sections), markup=False, highlight=False, soft_wrap=True)
+
+
+def _newest(what: str) -> list[Result]:
+    """Results of the last run of that benchmark, none if it was never run."""
+    files = sorted(RESULTS.glob(f"*-{what}.jsonl"))
+    results = result.read(files[-1]) if files else []
+    last_run = max((index for index, each in enumerate(results) if each.part == "convert"), default=0)
+    return results[last_run:]
+
+
+def _cpu_section(results: list[Result]) -> str:
+    speeds = [each for each in results if each.part == "fixed"]
+    peer = next(each for each in speeds if each.engine != "limpet")
+    head = CPU_HEAD.format(
+        machine=peer.machine,
+        threads=peer.threads,
+        torch=peer.torch,
+        commit=peer.commit,
+        date=peer.date,
+        req=peer.req,
+        prompt=(peer.in_tok or 0) // (peer.req or 1),
+        answer=(peer.out_tok or 0) // (peer.req or 1),
+        digest=peer.digest,
+    )
+    return "\n".join((head, _render(_speed_table(speeds, peer)), _render(_cost_table(results))))
+
+
+def _speed_table(speeds: list[Result], peer: Result) -> Table:
+    table = Table("engine", "via", box=MARKDOWN)
+    for column in ("streams", "output tokens/s", "× transformers", "TTFT p50, ms", "time per token, ms", "ITL p99, ms"):
+        table.add_column(column, justify="right")
+    for each in speeds:
+        ratio = (each.out_tok_s or 0.0) / (peer.out_tok_s or 1.0)
+        latencies = (_number(value) for value in (each.ttft_ms_p50, each.tpot_ms_mean, each.itl_ms_p99))
+        name = each.engine if each is peer else f"{each.engine}, blocks of {each.block_size}"
+        table.add_row(name, each.via, str(each.concurrency), _number(each.out_tok_s), f"{ratio:.2f}", *latencies)
+    return table
+
+
+def _cost_table(results: list[Result]) -> Table:
+    table = Table("what", box=MARKDOWN)
+    for column in ("seconds", "peak memory, GB"):
+        table.add_column(column, justify="right")
+    labels = {
+        ("convert", "engine"): "conversion of the GGUF file (limpet-convert)",
+        ("start", "grpc"): "limpet-serve: start to ready",
+        ("memory", "grpc"): "limpet-serve: all its processes, sum of their peaks",
+        ("memory", "engine"): "limpet-serve: the engine process alone",
+    }
+    for each in results:
+        if label := labels.get((each.part, each.via)):
+            table.add_row(label, _number(each.wall_s), _number(each.mem_gb))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _render(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().strip().splitlines()) + "\n"
+
+
+if __name__ == "__main__":
+    write_page()
