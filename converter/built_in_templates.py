@@ -6,6 +6,7 @@ from pathlib import Path
 import limpet.converter
 from limpet.converter.errors import ConversionError
 from limpet.converter.source import SourceTokenizer
+from limpet.converter.text_file import read_text
 
 # A namespace package: importlib.resources stumbles over the extra path entry of an editable install.
 _FOLDER = next(path for path in map(Path, limpet.converter.__path__) if path.is_dir()) / "templates"
@@ -34,20 +35,13 @@ def with_template(source: SourceTokenizer, wanted: str) -> tuple[SourceTokenizer
     Raises ConversionError if it is neither.
     """
     if wanted not in _BUILT_IN:
-        return replace(source, chat_template=_read(Path(wanted))), []
+        if not Path(wanted).exists():
+            raise ConversionError(f"{wanted} is no file and no template's name; names are {', '.join(NAMES)}.")
+        return replace(source, chat_template=read_text(Path(wanted))), []
     built_in = _BUILT_IN[wanted]
-    changed = replace(source, chat_template=_read(_FOLDER / f"{wanted}.jinja"))
+    changed = replace(source, chat_template=read_text(_FOLDER / f"{wanted}.jinja"))
     missing = [token for token in built_in.tokens if source.tokenizer.token_to_id(token) is None]
     if missing:
         return changed, [f"The vocabulary has no token {', '.join(missing)}: template {wanted} fits another model."]
     ends = [source.tokenizer.token_to_id(built_in.end_of_turn)] if built_in.end_of_turn else []
     return replace(changed, eos_token_ids=tuple(dict.fromkeys((*source.eos_token_ids, *filter(None, ends))))), []
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise ConversionError(f"{path} is no file and no template's name; names are {', '.join(NAMES)}.") from None
-    except UnicodeDecodeError:
-        raise ConversionError(f"{path} is no UTF-8 text.") from None

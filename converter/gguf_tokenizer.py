@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from limpet.backend.checkpoint import TokenizerConfig
 from limpet.converter.byte_bpe import LLAMA3_NAMES, build_byte_bpe
 from limpet.converter.errors import ConversionError
-from limpet.converter.json_file import as_record
 from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece
 from limpet.converter.source import SourceTokenizer
 from limpet.converter.special_tokens import add_tokens, set_bos
+from limpet.converter.text_file import as_record
 
 _PREFIX = "tokenizer.ggml."
 _TokenId = Annotated[int, Meta(ge=0)]

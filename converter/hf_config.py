@@ -8,10 +8,10 @@ import msgspec
 
 from limpet.backend.checkpoint import DType, ModelConfig
 from limpet.converter.errors import ConversionError
-from limpet.converter.json_file import Count, Positive, as_record
 from limpet.converter.layouts import HF_LLAMA, INTERNLM2
 from limpet.converter.rope import context_limit, read_rope
 from limpet.converter.rules import Layout
+from limpet.converter.text_file import Count, Positive, as_record
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):

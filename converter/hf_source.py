@@ -9,10 +9,10 @@ import torch
 from limpet.converter.errors import ConversionError
 from limpet.converter.hf_config import find_architecture, read_model_config
 from limpet.converter.hf_tokenizer import read_hf_tokenizer
-from limpet.converter.json_file import read_json
 from limpet.converter.rules import TensorInfo, main_dtype
 from limpet.converter.safetensors_file import SafetensorsReader
 from limpet.converter.source import Source
+from limpet.converter.text_file import read_json
 from limpet.converter.torch_file import TorchReader
 
 

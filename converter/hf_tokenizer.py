@@ -10,11 +10,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from limpet.backend.checkpoint import GenerationDefaults, TokenizerConfig
 from limpet.converter.errors import ConversionError
-from limpet.converter.json_file import as_record, read_json_if_present
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import build_sentencepiece
 from limpet.converter.source import SourceTokenizer
 from limpet.converter.special_tokens import add_tokens, set_bos, starts_with
+from limpet.converter.text_file import as_record, read_json_if_present, read_text
 from limpet.converter.tiktoken_vocab import BEGIN, END_OF_TURN, build_llama3, is_tiktoken
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -95,7 +95,7 @@ def _read_template(folder: Path, settings: _Settings) -> str | None:
     """The chat template: its own file first, as in transformers, then tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text("utf-8")
+        return read_text(path)
     template = settings.chat_template or _read_settings(folder / "chat_template.json").chat_template
     if isinstance(template, list):
         return next((entry.template for entry in template if entry.name == "default"), None)

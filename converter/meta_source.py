@@ -6,7 +6,6 @@ import msgspec
 
 from limpet.backend.checkpoint import ModelConfig, RopeScaling, TokenizerConfig
 from limpet.converter.errors import ConversionError
-from limpet.converter.json_file import Count, Positive, as_record, read_json
 from limpet.converter.layouts import META
 from limpet.converter.meta_store import MetaStore
 from limpet.converter.rules import main_dtype
@@ -14,6 +13,7 @@ from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import build_sentencepiece
 from limpet.converter.source import Source, SourceTokenizer
 from limpet.converter.special_tokens import set_bos
+from limpet.converter.text_file import Count, Positive, as_record, read_json
 from limpet.converter.tiktoken_vocab import BEGIN, END, END_OF_MESSAGE, END_OF_TURN, build_llama3, is_tiktoken
 
 PARAMS = "params.json"

@@ -9,7 +9,7 @@ import torch
 
 from limpet.backend.checkpoint import RopeScaling
 from limpet.converter.errors import ConversionError
-from limpet.converter.json_file import Count, Positive, as_record
+from limpet.converter.text_file import Count, Positive, as_record
 
 _SUPPORTED = ("linear", "dynamic", "llama3", "yarn")
 

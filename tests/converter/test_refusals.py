@@ -118,6 +118,10 @@ SINGLE_FAULTS: dict[str, tuple[Damage, str]] = {
         lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"),
         "chat template fails on a plain conversation",
     ),
+    "template in another encoding": (
+        lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"),
+        "chat_template.jinja is no UTF-8 text",
+    ),
     "template that escapes": (
         lambda folder: (folder / "chat_template.jinja").write_text(
             "{{ messages.__class__.__mro__[1].__subclasses__() }}"

@@ -44,7 +44,7 @@ def test_objects_in_a_bin_file_are_not_unpickled(
 def test_objects_in_a_meta_part_are_not_unpickled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = write_sentencepiece_model(tmp_path / "tokenizer.model")
     write_meta_folder(tmp_path / "source", build("meta"), tokenizer, 1)
-    (tmp_path / "source/consolidated.00.pth").write_bytes(pickle.dumps(_TouchesOnLoad(tmp_path / "trace")))
+    (tmp_path / "source/consolidated.00.pth").write_bytes(pickle.dumps(_TouchesOnLoad(tmp_path / "trace"), protocol=2))
     _refused(tmp_path / "source", capsys)
     assert not (tmp_path / "trace").exists()
 

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, decoded into typed records with an error that names the file and the key."""
+"""Text and JSON files of a checkpoint; JSON decoded into typed records, with errors that name the file and the key."""
 
 import json
 from pathlib import Path
@@ -14,12 +14,20 @@ Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
 _T = TypeVar("_T")
 
 
+def read_text(path: Path) -> str:
+    """The file's text; raises ConversionError if it is missing or no UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ConversionError(f"{path.name} is missing in {path.parent.name or path.parent}.") from None
+    except UnicodeDecodeError:
+        raise ConversionError(f"{path.name} is no UTF-8 text.") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file; raises ConversionError if it is missing or no JSON object."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConversionError(f"{path.name} is missing in {path.parent.name or path.parent}.") from None
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ConversionError(f"{path.name} is no valid JSON ({error}).") from None
     if not isinstance(value, dict):
