@@ -1,6 +1,6 @@
 """The tokenizer of a Hugging Face folder: its one file, and what the files beside it add."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from limpet.backend.checkpoint import GenerationDefaults, TokenizerConfig
 from limpet.converter.errors import ConversionError
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
-from limpet.converter.sentencepiece_vocab import build_sentencepiece
+from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece
 from limpet.converter.source import SourceTokenizer
 from limpet.converter.special_tokens import add_tokens, set_bos, starts_with
 from limpet.converter.text_file import as_record, read_json_if_present, read_text
@@ -65,11 +65,14 @@ class _EndIds(msgspec.Struct, frozen=True):
 
 def read_hf_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
     """Read it; `config` is config.json. Raises ConversionError if the folder has no tokenizer."""
-    tokenizer, names = _load(folder)
     settings = _read_settings(folder / "tokenizer_config.json")
+    declared = _declared_tokens(folder, settings)
+    tokenizer, names = _load(folder, declared)
     names |= _read_settings(folder / "special_tokens_map.json").names() | settings.names()
-    _add_missing_tokens(tokenizer, folder, settings, names)
-    bos = names.get("bos_token") or _token_of_id(tokenizer, config.get("bos_token_id"))
+    _add_missing_tokens(tokenizer, declared, names)
+    bos = names.get("bos_token")
+    if bos is None and not (folder / "tokenizer_config.json").exists():
+        bos = _token_of_id(tokenizer, config.get("bos_token_id"))
     generation = read_json_if_present(folder / "generation_config.json")
     tokenizer_config = TokenizerConfig(
         bos_token=bos,
@@ -108,7 +111,7 @@ def _generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
     return as_record(stated, GenerationDefaults, "generation_config.json")
 
 
-def _load(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
+def _load(folder: Path, declared: Mapping[int, _Token]) -> tuple[Tokenizer, dict[str, str]]:
     """The tokenizer of the folder's one file or the other, and the names of special tokens that the file states."""
     if (folder / "tokenizer.json").exists():
         return _load_json(folder / "tokenizer.json"), {}
@@ -118,9 +121,20 @@ def _load(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
     if is_tiktoken(path):
         return build_llama3(path), {"bos_token": BEGIN, "eos_token": END_OF_TURN}
     model = read_sentencepiece_model(path)
-    tokenizer = build_sentencepiece(model.pieces, model.add_dummy_prefix)
+    tokenizer = build_sentencepiece(_with_declared(model.pieces, declared), model.add_dummy_prefix)
     set_bos(tokenizer, model.bos)
     return tokenizer, {key: text for key, text in (("bos_token", model.bos), ("eos_token", model.eos)) if text}
+
+
+def _with_declared(pieces: Sequence[Piece], declared: Mapping[int, _Token]) -> list[Piece]:
+    """The pieces under the texts that the folder declares for their ids: InternLM2 names unused ones so."""
+    kinds = {True: PieceType.CONTROL, False: PieceType.USER_DEFINED}
+    return [
+        Piece(token.content, piece.score, kinds[token.special])
+        if (token := declared.get(token_id)) is not None and token.content != piece.text
+        else piece
+        for token_id, piece in enumerate(pieces)
+    ]
 
 
 def _load_json(path: Path) -> Tokenizer:
@@ -134,14 +148,14 @@ def _load_json(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _add_missing_tokens(tokenizer: Tokenizer, folder: Path, settings: _Settings, names: Mapping[str, str]) -> None:
-    """Tokens that the folder's other files declare but the tokenizer does not keep whole.
-
-    Raises ConversionError if they would get other ids than the files say.
-    """
-    declared = dict(settings.added_tokens_decoder or {})
+def _declared_tokens(folder: Path, settings: _Settings) -> dict[int, _Token]:
+    """Tokens by id that files beside the tokenizer's own one state."""
     others = as_record(read_json_if_present(folder / "added_tokens.json"), dict[str, _TokenId], "added_tokens.json")
-    declared = {token_id: _Token(content) for content, token_id in others.items()} | declared
+    return {token_id: _Token(content) for content, token_id in others.items()} | (settings.added_tokens_decoder or {})
+
+
+def _add_missing_tokens(tokenizer: Tokenizer, declared: Mapping[int, _Token], names: Mapping[str, str]) -> None:
+    """Keep declared and named tokens whole in text; raises ConversionError if one gets another id than declared."""
     whole = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for token_id, token in sorted(declared.items()):
         if token.content not in whole:

@@ -1,5 +1,6 @@
 """Everything a conversion will do, decided and checked before a byte is written."""
 
+import re
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -115,7 +116,7 @@ def _settle_tied_head(source: Source) -> Source:
     if not source.config.tie_word_embeddings or head not in tensors or embedding not in tensors:
         return source
     if torch.equal(source.store.read(head), source.store.read(embedding)):
-        layout = Layout(source.layout.rules, (*source.layout.ignored, head.replace(".", r"\.")))
+        layout = Layout(source.layout.rules, (*source.layout.ignored, re.escape(head)))
         return replace(source, layout=layout)
     warning = f"The configuration ties the output head to the embedding, but {head} differs from it: kept as its own."
     config = msgspec.structs.replace(source.config, tie_word_embeddings=False)

@@ -52,12 +52,12 @@ def published(target: Path) -> Iterator[Path]:
 
 
 def _put(building: Path, target: Path, replaced: Path) -> None:
-    if target.exists():
-        target.rename(replaced)
     try:
+        if target.exists():
+            target.rename(replaced)
         building.rename(target)
-    except OSError:
-        if replaced.exists():
+    except BaseException:  # Ctrl-C between the two included
+        if replaced.exists() and not target.exists():
             replaced.rename(target)
         raise
 

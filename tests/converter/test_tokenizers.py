@@ -163,12 +163,41 @@ def test_add_bos_token_of_the_settings_decides_over_the_tokenizer(
     assert (encode(checkpoint, "tide")[0] == 0) == expected
 
 
+def test_tokenizer_without_bos_gets_none_from_the_configuration(tmp_path: Path) -> None:
+    """As Qwen2's: config.json has a bos_token_id, its tokenizer has no such token."""
+    write_folder_with(tmp_path / "source", smollm_like(adds_bos=False), bos_token=None)
+    assert run_convert(tmp_path / "source", tmp_path).tokenizer_config().bos_token is None
+
+
+def test_tokenizer_without_settings_takes_bos_from_the_configuration(tmp_path: Path) -> None:
+    write_folder_with(tmp_path / "source", smollm_like(adds_bos=True))
+    (tmp_path / "source/tokenizer_config.json").unlink()
+    settings = run_convert(tmp_path / "source", tmp_path).tokenizer_config()
+    assert (settings.bos_token, settings.add_bos) == ("<|im_start|>", True)
+
+
 def test_tokens_declared_beside_tokenizer_json_are_kept_whole(tmp_path: Path) -> None:
     tokenizer = smollm_like(adds_bos=False)
     size = tokenizer.get_vocab_size()
     entry = {"content": "<|tool|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
     write_folder_with(tmp_path / "source", tokenizer, added_tokens_decoder={str(size): entry})
     assert encode(run_convert(tmp_path / "source", tmp_path), "a<|tool|>")[-1] == size
+
+
+def test_declared_token_takes_the_place_of_an_unused_sentencepiece_piece(tmp_path: Path) -> None:
+    write_folder(tmp_path / "source", build("meta"))
+    (tmp_path / "source/tokenizer.json").unlink()
+    write_sentencepiece_model(tmp_path / "source/tokenizer.model")
+    declared = {
+        "559": {"content": "<|im_end|>", "special": True},
+        "560": {"content": "<|im_start|>", "special": True},
+        "1": {"content": "<s>", "special": True},
+    }
+    settings = {"added_tokens_decoder": declared, "eos_token": "<|im_end|>"}
+    (tmp_path / "source/tokenizer_config.json").write_text(json.dumps(settings))
+    checkpoint = run_convert(tmp_path / "source", tmp_path)
+    assert encode(checkpoint, "tide<|im_end|><|im_start|>")[-2:] == [559, 560]
+    assert 559 in checkpoint.model_config().eos_token_ids
 
 
 def test_limits_of_the_training_run_are_dropped(tmp_path: Path) -> None:
