@@ -19,14 +19,6 @@ class PagedCache:
     keys: list[Tensor]  # [kv_len, num_kv_heads, head_dim_qk] of each sequence
     values: list[Tensor]
 
-    def cut(self, num_kept: list[int]) -> None:
-        """Forget the positions from num_kept[i] on: NaN takes their place in the cache."""
-        for table, start, kv_len in zip(self.block_tables.tolist(), num_kept, self.kv_lens.tolist(), strict=True):
-            for position in range(start, kv_len):
-                block, slot = divmod(position, self.k_cache.shape[1])
-                self.k_cache[table[block], slot] = float("nan")
-                self.v_cache[table[block], slot] = float("nan")
-
 
 def paged_cache(
     generator: torch.Generator,
@@ -57,9 +49,9 @@ def paged_cache(
 
 def naive_attention(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Float64 attention of the last q.shape[0] positions: q [q_len, num_heads, dim] -> [q_len, num_heads, dim_v]."""
-    q, keys, values = q.double().cpu(), keys.double().cpu(), values.double().cpu()
+    q, keys, values = q.double(), keys.double(), values.double()
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, keys) * scale
-    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(keys.shape[0] - q.shape[0] + 1)
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(keys.shape[0] - q.shape[0] + 1)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(dim=-1), values)

@@ -1,0 +1,156 @@
+"""The engine in this process on one device, with random weights of a well-known model's shape.
+
+    python -m benchmarks.engine --model llama-2-7b --block-size 64
+
+Writes benchmarks/results/<date>-<device>-engine.jsonl (or --output) and prints a table.
+"""
+
+import argparse
+import logging
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import torch
+
+from benchmarks import result
+from benchmarks.engine_runner import answer_all
+from benchmarks.model_shapes import SHAPES, write_shape
+from benchmarks.result import Part, Result
+from benchmarks.timing import steady_step_ms, with_figures
+from benchmarks.workload import Request, digest, sharegpt, uniform
+from limpet.backend.config import EngineConfig
+from limpet.backend.engine import Engine
+from limpet.backend.offline import LocalEngine
+
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of one part; `make(vocab_size, repeat)` gives other ids for another repeat."""
+
+    part: Part
+    concurrency: int
+    make: Callable[[int, int], list[Request]]
+
+
+def _decode(batch: int) -> Workload:
+    return Workload("decode", batch, lambda vocab, repeat: uniform(vocab, batch, 128, 256, repeat))
+
+
+WORKLOADS = {
+    "decode-1": _decode(1),
+    "decode-16": _decode(16),
+    "decode-64": _decode(64),
+    "decode-256": _decode(256),
+    "prefill": Workload("prefill", 16, lambda vocab, repeat: uniform(vocab, 16, 2048, 1, repeat)),
+    "sharegpt": Workload("sharegpt", 256, lambda vocab, repeat: sharegpt(vocab)),
+    "fixed": Workload("fixed", 64, lambda vocab, repeat: uniform(vocab, 64, 2048, 2048, repeat)),
+}
+
+
+def measure(engine: Engine, workload: Workload, num_runs: int, template: Result) -> Result:
+    """The median of so many runs, after one that nobody counts."""
+    requests = [workload.make(engine.vocab_size, repeat) for repeat in range(num_runs + 1)]
+    runs = [answer_all(engine, each, workload.concurrency) for each in requests][1:]
+    named = msgspec.structs.replace(
+        template, part=workload.part, concurrency=workload.concurrency, digest=digest(requests[1])
+    )
+    measured = with_figures(named, runs)
+    if workload.part == "decode":
+        step_ms = sorted(map(steady_step_ms, runs))[num_runs // 2]
+        out_tok_s = round(1e3 * workload.concurrency / step_ms, 2)
+        measured = msgspec.structs.replace(measured, step_ms=round(step_ms, 3), out_tok_s=out_tok_s)
+    return measured
+
+
+def _template(arguments: argparse.Namespace, device: str) -> Result:
+    on_gpu = device != "cpu"
+    return Result(
+        date=result.today(),
+        commit=arguments.commit or result.commit(),
+        machine=f"{platform.machine()} {torch.get_num_threads()}-core",
+        gpu=torch.cuda.get_device_name(0) if on_gpu else "",
+        torch=str(torch.__version__),
+        triton=_version("triton") if on_gpu else "",
+        engine="limpet",
+        model=arguments.model,
+        part="decode",
+        dtype=arguments.dtype,
+        block_size=arguments.block_size,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _row(measured: Result) -> str:
+    figures = (measured.step_ms, measured.out_tok_s, measured.in_tok_s, measured.req_s, measured.ttft_ms_p50)
+    numbers = "".join(f"{figure:12.2f}" if figure is not None else f"{'':12}" for figure in figures)
+    return f"{measured.part:9}{measured.concurrency:5}{numbers}{measured.distinct_last:10}  {measured.digest}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.engine", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", choices=SHAPES, default="llama-2-7b")
+    parser.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=64)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--session-len", type=int, default=4096)
+    parser.add_argument("--prefill-tokens", type=int, default=8192)
+    parser.add_argument("--parts", nargs="+", choices=WORKLOADS, default=list(WORKLOADS)[:-1])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--commit", help="where there is no git")
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        max_batch_size=arguments.slots,
+        session_len=arguments.session_len,
+        max_prefill_token_num=arguments.prefill_tokens,
+        cache_block_seq_len=arguments.block_size,
+        enable_prefix_caching=False,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        load_format="dummy",
+    )
+
+
+def _measure_all(local: LocalEngine, arguments: argparse.Namespace) -> None:
+    print(arguments.model, *local.summary.lines(), sep="\n  ", flush=True)
+    template = _template(arguments, local.summary.device)
+    output = arguments.output or result.result_path(template.gpu or "cpu", "engine")
+    columns = ("ms/step", "out tok/s", "in tok/s", "req/s", "TTFT p50 ms")
+    print(f"{'part':9}{'conc':>5}", *(f"{column:>11}" for column in columns), "  distinct  digest")
+    for name in arguments.parts:
+        measured = measure(local.engine, WORKLOADS[name], arguments.runs, template)
+        if local.summary.device != "cpu":
+            free, total = torch.cuda.mem_get_info()
+            measured = msgspec.structs.replace(measured, mem_gb=round((total - free) / GIGABYTE, 2))
+        result.append(output, [measured])
+        print(_row(measured), flush=True)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = write_shape(arguments.model, Path(folder))
+        with LocalEngine(model_dir, _config(arguments)) as local:
+            _measure_all(local, arguments)
+
+
+if __name__ == "__main__":
+    main()

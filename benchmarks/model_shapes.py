@@ -1,0 +1,54 @@
+"""Shapes of well-known models, for measuring with random weights."""
+
+from pathlib import Path
+
+import msgspec
+
+from limpet.backend.checkpoint import CheckpointDir, ModelConfig
+
+LLAMA_2: dict[str, object] = {
+    "architecture": "llama",
+    "source_architecture": "LlamaForCausalLM",
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "dtype": "bfloat16",
+    "eos_token_ids": [2],
+}
+LLAMA_3 = LLAMA_2 | {"vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0}
+QWEN_2 = LLAMA_2 | {"vocab_size": 152064, "max_position_embeddings": 32768, "rope_theta": 1e6, "qkv_bias": True}
+QWEN_3 = LLAMA_2 | {"vocab_size": 151936, "max_position_embeddings": 32768, "rope_theta": 1e6, "qk_norm": True}
+
+
+def _shape(
+    family: dict[str, object], hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int
+) -> ModelConfig:
+    numbers = {
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "intermediate_size": intermediate,
+    }
+    return msgspec.convert(family | numbers, ModelConfig)
+
+
+SHAPES = {
+    "llama-2-7b": _shape(LLAMA_2, 4096, 32, 32, 32, 11008),
+    "llama-2-13b": _shape(LLAMA_2, 5120, 40, 40, 40, 13824),
+    "llama-2-70b": _shape(LLAMA_2, 8192, 80, 64, 8, 28672),
+    "llama-3-8b": _shape(LLAMA_3, 4096, 32, 32, 8, 14336),
+    "qwen2-7b": _shape(QWEN_2, 3584, 28, 28, 4, 18944),
+    "qwen3-8b": _shape(QWEN_3, 4096, 36, 32, 8, 12288),
+    "tiny": _shape(LLAMA_2, 256, 2, 2, 2, 512),  # to try the benchmark itself
+}
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """A model's folder with that shape and no weights, for `load_format=dummy`."""
+    checkpoint = CheckpointDir(folder / name)
+    checkpoint.folder.mkdir(parents=True)
+    checkpoint.model_path.write_bytes(msgspec.json.encode(SHAPES[name]))
+    return checkpoint.root
