@@ -30,5 +30,7 @@ def _prompt(template: str, num_messages: int, config: TokenizerConfig) -> str:
     try:
         prompts, _ = render_jinja_template([conversation], chat_template=template, add_generation_prompt=True, **tokens)
     except Exception as error:  # noqa: BLE001 - a template may fail in every way that Python can
-        raise ConversionError(f"The chat template fails on a plain conversation ({error}).") from None
+        raise ConversionError(
+            f"The chat template fails on a plain conversation ({error}): see --chat-template."
+        ) from None
     return str(prompts[0])
