@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from limpet.client import AsyncSession, AsyncStream, Cancelled, Generation, LimpetError, Options
 
-_SHOW_EVERY_S = 0.05
 _STOP_WAIT_S = 0.8  # the server stops within a step; after this the stream is dropped
 
 
@@ -26,20 +25,7 @@ class Answer:
         self._session = session
         self._settle = settle
         self._stream: AsyncStream | None = None
-        self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._read(options))
-
-    @property
-    def done(self) -> bool:
-        return self._task.done()
-
-    async def changes(self) -> AsyncIterator[None]:
-        """An event for every change worth showing, until the answer has ended."""
-        while not self.done:
-            await self._changed.wait()
-            self._changed.clear()
-            yield
-            await asyncio.wait([self._task], timeout=_SHOW_EVERY_S)
 
     async def stop(self) -> None:
         """End the answer, on the server too; returns once it has ended."""
@@ -48,15 +34,14 @@ class Answer:
             await asyncio.wait([self._task], timeout=_STOP_WAIT_S)
         if self._stream is not None:
             self._stream.close()
-        elif not self.done:
+        else:
             self._task.cancel()
         await asyncio.wait([self._task])
 
     async def _read(self, options: Options) -> None:
         try:
             self._stream = await self._session.ask(self.question, stream=True, **options)
-            async for _ in self._stream:
-                self._changed.set()
+            await self._stream.read()
         except Cancelled:
             pass  # by stop
         except LimpetError as error:
@@ -64,4 +49,3 @@ class Answer:
         finally:
             self.result = self._stream.result if self._stream is not None else None
             self._settle(self)
-            self._changed.set()

@@ -38,6 +38,7 @@ class Chat:
         self.record = record
         self.session: AsyncSession | None = None
         self.answer: Answer | None = None
+        self.ended: Answer | None = None  # the last one, until the page has shown how it ended
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -80,7 +81,7 @@ class Chat:
             del self.record.notes[at_turn:]
 
         def settle(answer: Answer) -> None:
-            self.answer = None
+            self.answer, self.ended = None, answer
             answer.refused = len(session.state["turns"]) == len(self.record.notes)
             if not answer.refused:
                 self.record.notes.append(_note(answer))

@@ -41,8 +41,13 @@ class Controls:
             seed = gr.Textbox(label="Seed", placeholder="random", max_lines=1)
         self.components: list[Any] = [self.model, system, own, *sliders, limit, seed]
         own.change(
-            lambda shown: gr.update(visible=shown), own, self.group, show_progress="hidden", api_visibility="private"
-        )
+            lambda shown: gr.update(visible=shown),
+            own,
+            self.group,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )  # fmt: skip
 
     @staticmethod
     def read(values: tuple[Any, ...]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What happens on the page's events. Every handler gets the tab from Gradio's request and the browser's storage."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
@@ -15,7 +14,10 @@ from limpet.webui.tabs import Tab, Tabs
 
 
 class Handlers:
-    """The methods return values for the components that page.py names in the same order."""
+    """The methods return values for the components that page.py names in the same order.
+
+    All are coroutines, so that all run on the event loop, where tabs and answers live.
+    """
 
     def __init__(self, tabs: Tabs, watch: ServerWatch) -> None:
         self._tabs = tabs
@@ -30,32 +32,33 @@ class Handlers:
         if newest is not None and not tab.current.turns():  # else a question was faster than the page
             tab.show(newest.id)
         sight = await self._watch.look()
-        return [*_conversation(tab), sight.badge(), *Controls.updates(tab.library.choices, sight.models)]
+        badge = view.badge(sight, request.session_hash or "")
+        return [*_conversation(tab), badge, *Controls.updates(tab.library.choices, sight.models)]
 
-    async def tick(self, request: gr.Request, chosen: str, stored: Any) -> tuple[Any, ...]:
-        """Every other second. Outputs: badge, model, list."""
+    async def tick(self, request: gr.Request, chosen: str) -> tuple[Any, ...]:
+        """Every other second. Outputs: badge, model, list, storage."""
         sight = await self._watch.look()
-        tab = self._tab(request, stored)
-        return sight.badge(), Controls.model_update(chosen, sight.models), _list(tab)
+        tab = self._tabs.hear_from(request.session_hash or "")
+        badge = view.badge(sight, request.session_hash or "")
+        model = Controls.model_update(chosen, sight.models)
+        if tab is None:
+            return badge, model, gr.skip(), gr.skip()
+        return badge, model, _list(tab), gr.skip() if tab.has_stored() else tab.store()
 
-    async def unload(self, request: gr.Request) -> None:
-        """The tab was closed, or its page is loaded anew."""
-        await self._tabs.close(request.session_hash or "")
-
-    def remember(self, request: gr.Request, stored: Any, *values: Any) -> Any:
+    async def remember(self, request: gr.Request, stored: Any, *values: Any) -> Any:
         """A control has changed. Output: storage."""
         tab = self._tab(request, stored)
         tab.library.choices = Controls.read(values)
-        return tab.library.stored()
+        return tab.store()
 
     # ---- the list of conversations; outputs: conversation
 
-    def select(self, request: gr.Request, id: str, stored: Any) -> list[Any]:
+    async def select(self, request: gr.Request, id: str, stored: Any) -> list[Any]:
         tab = self._tab(request, stored)
         tab.show(id)
         return _conversation(tab)
 
-    def begin(self, request: gr.Request, stored: Any) -> list[Any]:
+    async def begin(self, request: gr.Request, stored: Any) -> list[Any]:
         tab = self._tab(request, stored)
         if tab.current.turns():
             tab.show(None)
@@ -67,69 +70,68 @@ class Handlers:
         tab.show(None)
         return _conversation(tab)
 
-    # ---- answers; outputs: conversation, again and again while the answer comes
+    # ---- answers; outputs: conversation
 
-    async def submit(
-        self, request: gr.Request, text: str, id: str, stored: Any, *values: Any
-    ) -> AsyncIterator[list[Any]]:
-        if not text.strip():
-            yield [gr.skip()] * 5
-            return
+    async def submit(self, request: gr.Request, text: str, id: str, stored: Any, *values: Any) -> list[Any]:
         tab = self._tab(request, stored)
-        async for update in self._answer(tab, tab.show(id), text, values):
-            yield update
+        if not text.strip():
+            return [gr.skip()] * 6
+        return await self._ask(tab, tab.show(id), text, values)
 
-    async def retry(
-        self, request: gr.Request, event: gr.RetryData, id: str, stored: Any, *values: Any
-    ) -> AsyncIterator[list[Any]]:
+    async def retry(self, request: gr.Request, event: gr.RetryData, id: str, stored: Any, *values: Any) -> list[Any]:
         tab = self._tab(request, stored)
         chat = tab.show(id)
         await chat.stop()
         turn = _turn(event.index)
-        async for update in self._answer(tab, chat, chat.turns()[turn].question, values, turn):
-            yield update
+        return await self._ask(tab, chat, chat.turns()[turn].question, values, turn)
 
-    async def edit(
-        self, request: gr.Request, event: gr.EditData, id: str, stored: Any, *values: Any
-    ) -> AsyncIterator[list[Any]]:
+    async def edit(self, request: gr.Request, event: gr.EditData, id: str, stored: Any, *values: Any) -> list[Any]:
         tab = self._tab(request, stored)
-        async for update in self._answer(tab, tab.show(id), original(str(event.value)), values, _turn(event.index)):
-            yield update
+        return await self._ask(tab, tab.show(id), original(str(event.value)), values, _turn(event.index))
 
-    async def stop(self, request: gr.Request, id: str, stored: Any) -> None:
-        await self._tab(request, stored).show(id).stop()
+    async def stop(self, request: gr.Request, id: str, stored: Any) -> list[Any]:
+        tab = self._tab(request, stored)
+        await tab.show(id).stop()
+        return _conversation(tab)
 
-    async def _answer(
+    async def follow(self, request: gr.Request) -> list[Any]:
+        """Ten times a second while an answer comes."""
+        tab = self._tabs.hear_from(request.session_hash or "")
+        if tab is None:
+            return [*[gr.skip()] * 5, gr.Timer(active=False)]
+        if tab.current.is_running:
+            return [view.messages(tab.current) if tab.is_worth_showing() else gr.skip(), *[gr.skip()] * 5]
+        return _conversation(tab)
+
+    async def _ask(
         self, tab: Tab, chat: Chat, question: str, values: tuple[Any, ...], at_turn: int | None = None
-    ) -> AsyncIterator[list[Any]]:
+    ) -> list[Any]:
+        await chat.stop()
+        chat.ended = None
         try:
-            await chat.stop()
             choices = choices_from(Controls.read(values))
-            answer = chat.ask(self._tabs.client(choices.model), choices, question, at_turn, tab.library.put)
+            chat.ask(self._tabs.client(choices.model), choices, question, at_turn, tab.library.put)
         except (LimpetError, ValueError) as error:
-            yield _conversation(tab, notice=str(error), text=question)
-            return
-        yield _conversation(tab, text="" if at_turn is None else None)
-        async for _ in answer.changes():
-            if tab.current is chat:
-                yield [view.messages(chat), *[gr.skip()] * 4]
-        if tab.current is chat:
-            yield _conversation(tab, notice=str(answer.error or ""), text=question if answer.refused else None)
-        else:
-            yield [gr.skip(), gr.skip(), gr.skip(), _list(tab), tab.library.stored()]
+            return _conversation(tab, notice=str(error))
+        return _conversation(tab, text="" if at_turn is None else None)
 
     def _tab(self, request: gr.Request, stored: Any) -> Tab:
         return self._tabs.open(request.session_hash or "", stored)
 
 
 def _conversation(tab: Tab, notice: str = "", text: str | None = None) -> list[Any]:
-    """Everything of the conversation shown: messages, text field, notice, list, storage.
+    """Everything of the conversation shown: messages, text field, notice, list, storage, the timer that follows it.
 
-    `text` None leaves what stands in the text field.
+    `text` None leaves what stands in the text field, unless the server refused a question: that comes back.
     """
-    running = tab.current.is_running
+    chat = tab.current
+    ended, chat.ended = chat.ended, None
+    if ended is not None:
+        notice = notice or str(ended.error or "")
+        text = ended.question if ended.refused and text is None else text
+    running = chat.is_running
     field = {**gr.update(submit_btn=not running, stop_btn=running), **({} if text is None else {"value": text})}
-    return [view.messages(tab.current), field, view.notice(notice), _list(tab), tab.library.stored()]
+    return [view.messages(chat), field, view.notice(notice), _list(tab), tab.store(), gr.Timer(active=running)]
 
 
 def _list(tab: Tab) -> Any:

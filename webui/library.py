@@ -51,6 +51,7 @@ class Library:
         self.browser = browser
         self.records: dict[str, Record] = {}
         self.choices: dict[str, Any] = {}
+        self.version = 0  # counts the changes
         self._deleted: set[str] = set()
 
     def merge(self, stored: Mapping[str, Any]) -> None:
@@ -68,11 +69,13 @@ class Library:
             return
         record.touch()
         self.records[record.id] = record.copy()
+        self.version += 1
 
     def delete(self, id: str) -> None:
         """Forget a conversation for good."""
         self.records.pop(id, None)
         self._deleted.add(id)
+        self.version += 1
 
     def newest_first(self) -> list[Record]:
         """The conversations in the order of the list that people see."""

@@ -18,6 +18,15 @@
     event.preventDefault();
   });
 
+  // A closed tab ends its answer at once. The page's own address is the base: a proxy may show it under a path.
+  window.addEventListener("pagehide", () => {
+    const tab = document.querySelector("[data-tab]")?.dataset.tab;
+    if (tab) navigator.sendBeacon(new URL(`limpet/leave/${tab}`, document.baseURI));
+  });
+  window.addEventListener("pageshow", (event) => {
+    if (event.persisted) location.reload();
+  });
+
   const phone = () => window.innerWidth < 768;
   const closeList = () => {
     document.querySelector(".sidebar.open .toggle-button")?.click();

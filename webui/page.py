@@ -14,15 +14,14 @@ from limpet.webui.tabs import Tabs
 # Fixed, else a restart of the page's server would empty every browser's list. The text is no secret: it only keeps the
 # storage from being read at a glance.
 _STORAGE_KEY, _STORAGE_SECRET = "limpet-conversations", "limpet"
-_TICK_S = 2.0
+_TICK_S, _FOLLOW_S = 2.0, 0.1
 _SYSTEM_FONTS = ["system-ui", "-apple-system", "Segoe UI", "Noto Sans", "sans-serif"]
 _SYSTEM_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 _HERE = Path(__file__).parent
 
 
-def build_page(address: str) -> gr.Blocks:
-    """The page for the server at `address`."""
-    tabs = Tabs(address)
+def build_page(tabs: Tabs) -> gr.Blocks:
+    """The page, for the server that `tabs` talk to."""
     handlers = Handlers(tabs, ServerWatch(tabs.client()))
     page = gr.Blocks(title="Limpet", analytics_enabled=False, fill_height=True)
     with page:
@@ -40,23 +39,24 @@ def build_page(address: str) -> gr.Blocks:
                 show_label=False, placeholder="Message", max_lines=10, autofocus=True, submit_btn=True,
                 elem_id="limpet-box", html_attributes=gr.InputHTMLAttributes(enterkeyhint="send"),
             )  # fmt: skip
-        timer = gr.Timer(_TICK_S)
-        shown = [conversation, box, notice, chats, stored]
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-        answering: dict[str, Any] = {**quiet, "outputs": shown, "trigger_mode": "multiple"}
+        ticks, following = gr.Timer(_TICK_S), gr.Timer(_FOLLOW_S, active=False)
         settings = controls.components
-        box.submit(handlers.submit, [box, chats, stored, *settings], **answering)
-        conversation.retry(handlers.retry, [chats, stored, *settings], **answering)
-        conversation.edit(handlers.edit, [chats, stored, *settings], **answering)
-        box.stop(handlers.stop, [chats, stored], **quiet)
-        new.click(handlers.begin, [stored], shown, **quiet)
-        chats.input(handlers.select, [chats, stored], shown, **quiet)
-        conversation.clear(handlers.clear, [chats, stored], shown, **quiet)
+        shown = [conversation, box, notice, chats, stored, following]
+        # Without Gradio's queue: it keeps a connection open for each tab, of which a browser allows six in all.
+        plain: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        shows: dict[str, Any] = {**plain, "outputs": shown, "trigger_mode": "multiple"}
+        box.submit(handlers.submit, [box, chats, stored, *settings], **shows)
+        box.stop(handlers.stop, [chats, stored], **shows)
+        conversation.retry(handlers.retry, [chats, stored, *settings], **shows)
+        conversation.edit(handlers.edit, [chats, stored, *settings], **shows)
+        conversation.clear(handlers.clear, [chats, stored], **shows)
+        new.click(handlers.begin, [stored], **shows)
+        chats.input(handlers.select, [chats, stored], **shows)
+        following.tick(handlers.follow, None, shown, **plain)
+        ticks.tick(handlers.tick, [controls.model], [badge, controls.model, chats, stored], **plain)
         for component in settings:
-            component.change(handlers.remember, [stored, *settings], stored, trigger_mode="always_last", **quiet)
-        timer.tick(handlers.tick, [controls.model, stored], [badge, controls.model, chats], **quiet)
-        page.load(handlers.load, [stored], [*shown, badge, *settings], **quiet)
-        page.unload(handlers.unload)
+            component.change(handlers.remember, [stored, *settings], stored, trigger_mode="always_last", **plain)
+        page.load(handlers.load, [stored], [*shown, badge, *settings], **plain)
     return page
 
 

@@ -4,14 +4,15 @@ import signal
 
 from starlette.middleware import Middleware
 
-from limpet.webui.headers import SecurityHeaders
+from limpet.webui.middleware import LeaveRoute, SecurityHeaders
 from limpet.webui.page import build_page, launch_options
+from limpet.webui.tabs import Tabs
 
 
 def serve(server: str, host: str, port: int, auth: tuple[str, str] | None, root_path: str) -> None:
     """Blocks until Ctrl-C or SIGTERM; raises OSError if the port cannot be used."""
-    page = build_page(server)
-    page.queue(default_concurrency_limit=None)
+    tabs = Tabs(server)
+    page = build_page(tabs)
     page.launch(
         server_name=host,
         server_port=port,
@@ -22,7 +23,7 @@ def serve(server: str, host: str, port: int, auth: tuple[str, str] | None, root_
         share=False,
         ssr_mode=False,
         enable_monitoring=False,
-        app_kwargs={"middleware": [Middleware(SecurityHeaders)]},
+        app_kwargs={"middleware": [Middleware(SecurityHeaders), Middleware(LeaveRoute, leave=tabs.close)]},
         **launch_options(),
     )
     print(f"limpet-webui: http://{host}:{port}{root_path} talks to {server}; Ctrl-C stops it.", flush=True)

@@ -1,6 +1,5 @@
 """What the page knows of the server: is it there, is it busy, which models does it have."""
 
-import html
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from limpet.client import AsyncClient, LimpetError
 
 _LOOK_EVERY_S = 1.0
-_LABELS = {"connected": "connected", "busy": "busy", "away": "server away"}
 
 
 @dataclass(frozen=True)
@@ -18,12 +16,6 @@ class Sight:
     state: str = "away"
     reason: str = ""
     models: tuple[str, ...] = ()
-
-    def badge(self) -> str:
-        """The badge as HTML."""
-        reason = html.escape(self.reason, quote=True)
-        badge = f'<span class="limpet-badge {self.state}" role="status" title="{reason}">{_LABELS[self.state]}</span>'
-        return f'<span class="limpet-name">Limpet</span>{badge}'
 
 
 class ServerWatch:

@@ -1,6 +1,8 @@
 """The open browser tabs, their conversations, and which tab owns which session."""
 
 import asyncio
+import time
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,9 @@ from limpet.webui.library import Libraries, Library, Record
 
 GRACE_S = 60.0
 """A closed tab's sessions are kept so long: the page may only have been refreshed."""
+_SILENT_S = 180.0  # a tab that says nothing for so long is gone; browsers let hidden ones speak once a minute
+_SHOW_EVERY_S = 0.07
+_SHOW_EVERY_S_PER_CHARACTER = 2e-5
 
 
 class Tab:
@@ -22,6 +27,9 @@ class Tab:
         self.chats: dict[str, Chat] = {}
         self.current = self.show(None)
         self.listed: object = None  # the list of conversations as the page has it
+        self.heard_at = time.monotonic()
+        self._shown_at = 0.0
+        self._stored_version = -1
 
     def show(self, id: str | None) -> Chat:
         """Make a conversation the one shown; None, or one that no longer exists, begins a new one."""
@@ -34,6 +42,24 @@ class Tab:
         assert chat is not None
         self.chats[chat.record.id] = self.current = chat
         return chat
+
+    def is_worth_showing(self) -> bool:
+        """Whether to send the growing answer now: a browser renders all of it, so a long one is sent less often."""
+        length = len(self.current.turns()[-1].answer)
+        now = time.monotonic()
+        if now - self._shown_at < _SHOW_EVERY_S + _SHOW_EVERY_S_PER_CHARACTER * length:
+            return False
+        self._shown_at = now
+        return True
+
+    def has_stored(self) -> bool:
+        """Whether the browser has stored the library as it is."""
+        return self._stored_version == self.library.version
+
+    def store(self) -> dict[str, Any]:
+        """What the browser is to store."""
+        self._stored_version = self.library.version
+        return self.library.stored()
 
     async def forget(self, chat: Chat) -> None:
         """Delete a conversation, here and on the server."""
@@ -63,7 +89,18 @@ class Tabs:
         """The tab of that hash; a new one is given what its browser has stored."""
         if hash not in self._tabs:
             self._tabs[hash] = Tab(self, self._libraries.open(stored))
+        self._tabs[hash].heard_at = time.monotonic()
         return self._tabs[hash]
+
+    def hear_from(self, hash: str) -> Tab | None:
+        """The tab of that hash if it is open, with a note that it lives; tabs long silent are closed."""
+        now = time.monotonic()
+        for other in [name for name, tab in self._tabs.items() if now - tab.heard_at > _SILENT_S]:
+            self._in_background(self.close(other))
+        tab = self._tabs.get(hash)
+        if tab is not None:
+            tab.heard_at = now
+        return tab
 
     def claim(self, record: Record, claimant: Tab) -> Record:
         """The record for a tab to use: with a session id of its own if another open tab uses this one."""
@@ -80,7 +117,10 @@ class Tabs:
             return
         for chat in tab.chats.values():
             await chat.stop()
-        task = asyncio.create_task(self._end_later(tab))
+        self._in_background(self._end_later(tab))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

@@ -6,13 +6,22 @@ from typing import Any
 from limpet.webui.chat import Chat, ShownTurn
 from limpet.webui.inert_text import inert
 from limpet.webui.library import Library
+from limpet.webui.server_watch import Sight
 
+_LABELS = {"connected": "connected", "busy": "busy", "away": "server away"}
 _WAITING = '<span class="limpet-waiting" aria-label="waiting for the answer"></span>'
 
 
 def messages(chat: Chat) -> list[dict[str, Any]]:
     """Two messages a turn, so that message number n belongs to turn n // 2."""
     return [message for turn in chat.turns() for message in _pair(turn, chat.is_running)]
+
+
+def badge(sight: Sight, tab: str) -> str:
+    """The server's state; page.js reads the tab's name from it."""
+    reason = html.escape(sight.reason, quote=True)
+    state = f'<span class="limpet-badge {sight.state}" role="status" title="{reason}">{_LABELS[sight.state]}</span>'
+    return f'<span class="limpet-name" data-tab="{html.escape(tab, quote=True)}">Limpet</span>{state}'
 
 
 def notice(text: str) -> str:

@@ -1,0 +1,56 @@
+"""A browser, the page in front of the chain checkpoint's server, and tabs that report what they must not do."""
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+from tests.aids.live_server import LiveServer
+from tests.server.conftest import chain  # noqa: F401
+from tests.webui.chat_page import ChatPage, web_ui
+
+
+# Not for the whole session: its event loop would disturb asyncio tests elsewhere.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "Chromium is missing: `make browser` installs it."
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def chain_url(chain: LiveServer) -> Iterator[str]:  # noqa: F811
+    """The page for the chain checkpoint."""
+    with web_ui(chain.target) as url:
+        yield url
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser of one person, with nothing stored."""
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def open_page(context: BrowserContext) -> Iterator[Callable[..., ChatPage]]:
+    """Opens tabs; at the end none may have had a console error or left this machine."""
+    pages: list[ChatPage] = []
+
+    def open(url: str, context: BrowserContext = context) -> ChatPage:
+        pages.append(ChatPage(context, url))
+        return pages[-1].open()
+
+    yield open
+    assert [problem for page in pages for problem in page.problems] == []
+
+
+@pytest.fixture
+def page(open_page: Callable[..., ChatPage], chain_url: str) -> ChatPage:
+    """A fresh tab on the chain checkpoint's page."""
+    return open_page(chain_url)

@@ -1,0 +1,145 @@
+"""A conversation on the page: streaming, stop, regenerate, edit, clear, what text looks like."""
+
+from itertools import pairwise
+
+from playwright.sync_api import expect
+
+from limpet.client import Client
+from tests.aids.chain import script
+from tests.aids.live_server import LiveServer
+from tests.webui.chat_page import ChatPage
+
+
+def running(server: LiveServer) -> int:
+    """Requests that the server is answering now."""
+    with Client(server.target, model="chain") as client:
+        return int(client.status()["models"]["chain"]["running"])
+
+
+def test_answer_streams_and_ends_with_a_line_of_counts(page: ChatPage) -> None:
+    page.send("long")
+    states = page.states(0, "word3000")
+    assert len(states) > 2
+    assert all(len(earlier) < len(later) for earlier, later in pairwise(states))
+    expect(page.notes.first).to_contain_text("tokens · ")
+    expect(page.notes.first).to_contain_text("cached")
+    assert page.answers()[0].split() == script("long").text.split()
+
+
+def test_second_turn_reports_cached_tokens(page: ChatPage) -> None:
+    page.ask("hello")
+    page.ask("spaces")
+    expect(page.notes.nth(0)).to_contain_text(" 0 cached")
+    expect(page.notes.nth(1)).not_to_contain_text(" 0 cached")
+
+
+def test_stop_ends_the_answer_and_the_next_question_works_at_once(page: ChatPage, chain: LiveServer) -> None:
+    page.send("loop")
+    page.wait_for_answer("tick5")
+    page.stop()
+    page.send("hello")
+    page.until(lambda: page.answers()[-1] == script("hello").text)
+    assert page.answers()[0].startswith("tick0 tick1")
+    expect(page.notes.first).to_contain_text("stopped")
+    page.until(lambda: running(chain) == 0)
+
+
+def test_escape_stops(page: ChatPage) -> None:
+    page.send("loop")
+    page.wait_for_answer("tick5")
+    page.page.keyboard.press("Escape")
+    expect(page.notes.first).to_contain_text("stopped")
+
+
+def test_a_question_asked_while_an_answer_comes_stops_it(page: ChatPage) -> None:
+    page.send("loop")
+    page.wait_for_answer("tick5")
+    page.send("hello")
+    page.until(lambda: page.answers()[-1] == script("hello").text)
+    assert len(page.answers()) == 2
+
+
+def test_regenerate_rewinds_and_answers_again(page: ChatPage, chain: LiveServer) -> None:
+    page.ask("hello")
+    page.ask("emoji")
+    page.page.get_by_label("Retry").last.click()
+    page.until(lambda: page.answers() == [script("hello").text, script("emoji").text] and page.notes.count() == 2)
+    with Client(chain.target, model="chain") as client:
+        assert [session["turns"] for session in client.sessions()][-1] == 2
+
+
+def test_an_edited_question_takes_the_place_of_what_followed(page: ChatPage) -> None:
+    page.ask("hello <b>")
+    page.ask("emoji")
+    page.page.get_by_label("Edit").first.click()
+    field = page.page.locator("#limpet-chat textarea")
+    assert field.input_value().replace("\u2060", "") == "hello <b>"
+    field.fill("<i> chinese")
+    page.page.get_by_label("Submit").click()
+    page.until(lambda: page.answers() == [script("chinese").text] and page.notes.count() == 1)
+    assert page.questions() == ["<i> chinese"]
+
+
+def test_clear_deletes_the_conversation(page: ChatPage) -> None:
+    page.ask("hello")
+    page.page.get_by_label("Clear").click()
+    page.until(lambda: page.answers() == [])
+    expect(page.rows).to_have_text(["New chat"])
+    page.open()
+    assert page.answers() == []
+
+
+def test_text_in_angle_brackets_is_shown_and_scripts_are_inert(page: ChatPage) -> None:
+    assert page.ask("brackets") == script("brackets").text
+    assert page.page.locator("#limpet-chat .bot script, #limpet-chat .bot a").count() == 0
+
+
+def test_html_in_a_question_is_shown_too(page: ChatPage) -> None:
+    page.ask("<script>alert(1)</script> <img src=x onerror=alert(2)> ![i](http://192.0.2.1/x.png) hello")
+    assert page.questions() == ["<script>alert(1)</script> <img src=x onerror=alert(2)> !i hello"]
+    assert page.page.locator("#limpet-chat .user img").count() == 0
+
+
+def test_markdown_code_tables_and_mathematics_are_rendered(page: ChatPage) -> None:
+    page.ask("markdown")
+    answer = page.page.locator("#limpet-chat .bot.message").last
+    for selector in ("h1", "strong", "em", "table td", ".katex", "ul li"):
+        expect(answer.locator(selector).first).to_be_visible()
+    page.ask("code")
+    answer = page.page.locator("#limpet-chat .bot.message").last
+    expect(answer.locator("pre code")).to_contain_text("def add(a: int, b: int) -> int:")
+    expect(answer.locator(".copy_code_button")).to_be_visible()
+
+
+def test_emoji_and_chinese_are_whole_at_every_moment(page: ChatPage) -> None:
+    for number, key in enumerate(("emoji", "chinese")):
+        page.send(key)
+        states = page.states(number, script(key).text)
+        assert [state for state in states if not script(key).text.startswith(state)] == []
+        expect(page.notes).to_have_count(number + 1)
+
+
+def test_an_empty_message_does_nothing(page: ChatPage) -> None:
+    for text in ("", "   "):
+        page.send(text)
+    page.ask("hello")
+    assert page.questions() == ["hello"]
+
+
+def test_shift_enter_breaks_the_line(page: ChatPage) -> None:
+    page.box.fill("two lines")
+    page.box.press("Shift+Enter")
+    page.box.press_sequentially("hello")
+    page.box.press("Enter")
+    page.wait_for_answer(script("hello").text)
+    assert page.questions() == ["two lines\nhello"]
+
+
+def test_a_message_longer_than_the_context_is_refused_in_words_and_kept(page: ChatPage) -> None:
+    text = "hello " * 40_000
+    page.send(text)
+    expect(page.notice).to_contain_text("tokens")
+    expect(page.box).to_have_value(text)
+    assert page.questions() == []
+    assert page.ask("hello") == script("hello").text
+    expect(page.notice).to_have_count(0)
