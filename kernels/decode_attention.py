@@ -16,6 +16,7 @@ from torch import Tensor
 from limpet.kernels.attention_tile import LOG2_E, attend_tile, check_paged, load_rows, padded_head_dim, split_head_dim
 from limpet.kernels.checks import require
 from limpet.kernels.devices import num_multiprocessors
+from limpet.kernels.tuned_tables import tuned
 
 MAX_HEADS = 64
 MAX_SPLITS = 64
@@ -185,7 +186,7 @@ def _launch(
     num_seqs, num_heads, head_dim = q.shape
     group = num_heads // k_cache.shape[2]
     block_heads = pick_block_heads(group)
-    block_n, num_warps, num_stages = pick_tile(head_dim, q.element_size(), block_heads)
+    block_n, num_warps, num_stages = pick_tile(head_dim, q.element_size(), block_heads, q.device)
     d_main, d_rest = split_head_dim(head_dim)
     _decode_attention_kernel[(num_seqs, k_cache.shape[2] * triton.cdiv(group, block_heads), num_splits)](
         q,
@@ -237,10 +238,16 @@ def pick_num_splits(num_programs: int, max_kv_len: int, num_multiprocessors: int
     return int(max(1, min(wanted, triton.cdiv(max_kv_len, MIN_SPLIT_LEN), MAX_SPLITS)))
 
 
-def pick_tile(head_dim: int, element_size: int, block_heads: int) -> tuple[int, int, int]:
+def pick_tile(head_dim: int, element_size: int, block_heads: int, device: torch.device) -> tuple[int, ...]:
     """BLOCK_N, warps and pipeline stages."""
+    if measured := tuned("decode_attention", tile_key(head_dim, element_size, block_heads), device):
+        return measured
     if element_size > 2:  # float32, without tensor cores
         return 32, 4, 1
     if head_dim > 256:
         return (32, 8, 2) if block_heads > 16 else (32, 4, 2)
     return 64, 4, 3
+
+
+def tile_key(head_dim: int, element_size: int, block_heads: int) -> str:
+    return f"head_dim {head_dim}, {element_size} bytes, {block_heads} heads"

@@ -4,12 +4,16 @@ A program computes BLOCK_M rows of one sequence and one KV head. A row is one qu
 of a KV head stand next to each other (row = token * group + head), so that they share the keys and values they read.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from limpet.kernels.attention_tile import LOG2_E, attend_tile, check_paged, load_rows, padded_head_dim, split_head_dim
 from limpet.kernels.checks import require
+from limpet.kernels.tuned_tables import tuned
+
+SHORT_ROWS = 64  # a chunk of so many rows is not worth a large tile
 
 
 # Slices of a step's lists begin anywhere: their alignment must not compile the kernel anew while serving.
@@ -116,7 +120,7 @@ def prefill_attention(
     require(block_tables.shape[0] == num_seqs and cu_q_lens.shape == (num_seqs + 1,), "every sequence has its lengths")
     group = q.shape[1] // num_kv_heads
     d_main, d_rest = split_head_dim(q.shape[2])
-    block_m, block_n, num_warps, num_stages = pick_tile(q.shape[2], q.element_size(), max_q_len * group)
+    block_m, block_n, num_warps, num_stages = pick_tile(q.shape[2], q.element_size(), max_q_len * group, q.device)
     _prefill_attention_kernel[(triton.cdiv(max_q_len * group, block_m), num_kv_heads, num_seqs)](
         q,
         k_cache,
@@ -152,12 +156,18 @@ def prefill_attention(
     return out
 
 
-def pick_tile(head_dim: int, element_size: int, max_rows: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps and pipeline stages for the widest head and the most rows of a sequence."""
+def pick_tile(head_dim: int, element_size: int, max_rows: int, device: torch.device) -> tuple[int, ...]:
+    """BLOCK_M, BLOCK_N, warps and pipeline stages, for at most so many rows of a sequence."""
+    if measured := tuned("prefill_attention", tile_key(head_dim, element_size, max_rows), device):
+        return measured
     if element_size > 2:  # float32, without tensor cores
         return 32, 32, 4, 1
     if head_dim > 256:
         return 64, 32, 8, 2
-    if head_dim > 128 or max_rows <= 64:
+    if head_dim > 128 or max_rows <= SHORT_ROWS:
         return 64, 64, 4, 2
     return 128, 64, 8, 3
+
+
+def tile_key(head_dim: int, element_size: int, max_rows: int) -> str:
+    return f"head_dim {head_dim}, {element_size} bytes, {'short' if max_rows <= SHORT_ROWS else 'long'}"
