@@ -1,7 +1,7 @@
 """limpet-serve's questions to the running server: is it ready, which models, drain. Over gRPC, through limpet_admin."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,22 +22,24 @@ class AdminError(ServeError):
 
 
 class Admin:
-    """One server, by its gRPC address; each call has a connection of its own."""
+    """One server, by its gRPC address; each call has a connection of its own. `keys` are the models' admin keys."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, keys: Mapping[str, str]) -> None:
         self._target = target
+        self._keys = keys
 
     def why_not_ready(self) -> str | None:
         """None if ready, else the reason."""
         try:
-            status = self._ask("status", _READY_S)
+            status = self._ask({"op": "status"}, _READY_S)
         except AdminError as error:
             return str(error)
         return None if status.get("ready") else str(status.get("reason") or "the engine is not ready.")
 
     def drain(self) -> int:
         """Refuse new requests from now on; returns how many are still running."""
-        return int(self._ask("drain", _TIMEOUT_S)["requests"])
+        drains = [{"op": "drain", "model": model, "admin_key": key} for model, key in self._keys.items()]
+        return sum(int(self._ask(drain, _TIMEOUT_S)["requests"]) for drain in drains)
 
     def models(self) -> list[str]:
         """Names of the models that are loaded, limpet_admin left out."""
@@ -45,9 +47,9 @@ class Admin:
             index = client.get_model_repository_index(as_json=True, client_timeout=_TIMEOUT_S).get("models", [])
         return [model["name"] for model in index if model.get("state") == "READY" and model["name"] != ADMIN_MODEL]
 
-    def _ask(self, op: str, timeout_s: float) -> dict[str, Any]:
+    def _ask(self, operation: dict[str, str], timeout_s: float) -> dict[str, Any]:
         request = triton.InferInput("request", [1], "BYTES")
-        request.set_data_from_numpy(np.array([json.dumps({"op": op})], dtype=np.object_))
+        request.set_data_from_numpy(np.array([json.dumps(operation)], dtype=np.object_))
         with self._client() as client:
             answer = client.infer(ADMIN_MODEL, [request], client_timeout=timeout_s).as_numpy("response")
         reply: dict[str, Any] = json.loads(answer[0])

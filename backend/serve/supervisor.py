@@ -10,6 +10,7 @@ from limpet.backend.serve.installation import find_installation
 from limpet.backend.serve.options import Options
 from limpet.backend.serve.preflight import check
 from limpet.backend.serve.process_tree import ProcessTree
+from limpet.backend.serve.repository import admin_keys
 from limpet.backend.serve.runtime_folder import RuntimeFolder
 from limpet.backend.serve.stop_signals import StopSignals
 from limpet.backend.serve.summary import summary
@@ -40,9 +41,10 @@ def _run(options: Options, folder: RuntimeFolder, signals: StopSignals) -> int:
         f"--exit-timeout-secs={_TERM_GRACE_S:.0f}",
         *options.tritonserver_flags(),
     ]
+    admin = Admin(options.grpc.target, admin_keys(options.model_repositories))
     tree = ProcessTree(installation.command(flags), environment)
     try:
-        Supervisor(tree, Admin(options.grpc.target), folder, signals).run(options)
+        Supervisor(tree, admin, folder, signals).run(options)
     finally:
         for name in tree.end(_ORPHAN_GRACE_S):
             _say(f"{name} did not end by itself and was killed.")

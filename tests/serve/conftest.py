@@ -16,11 +16,17 @@ def _add_model(repository: Path, name: str, source: str) -> None:
 
 @pytest.fixture
 def make_repository(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a model repository of limpet_admin (without an engine) and further models by their files' names."""
+    """Makes a model repository of limpet_admin (without an engine) and further models by their files' names.
+
+    limpet_admin passes for a converted model too: it is the one to drain.
+    """
 
     def make(*others: str) -> Path:
         for name in ("limpet_admin", *others):
             _add_model(tmp_path / "repository", name, name)
+        checkpoint = tmp_path / "repository" / "limpet_admin" / "1" / "checkpoint"
+        checkpoint.mkdir()
+        (checkpoint / "manifest.json").touch()
         return tmp_path / "repository"
 
     return make

@@ -8,6 +8,7 @@ import pytest
 from limpet.backend.serve import preflight
 from limpet.backend.serve.errors import RefusedError
 from limpet.backend.serve.options import Options, parse_options
+from limpet.backend.serve.repository import admin_keys
 
 
 def _options(repository: Path, *flags: str) -> Options:
@@ -53,3 +54,22 @@ def test_port_in_use_is_refused_with_the_flag_that_changes_it(tmp_path: Path) ->
 def test_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"on 192\.0\.2\.1 cannot be used"):
         preflight.check(_options(_repository(tmp_path), "--address=192.0.2.1"))
+
+
+def _add_converted_model(repository: Path, name: str, config: str) -> None:
+    (repository / name / "1" / "checkpoint").mkdir(parents=True)
+    (repository / name / "1" / "checkpoint" / "manifest.json").touch()
+    (repository / name / "config.pbtxt").write_text(config)
+
+
+def test_admin_keys_are_read_from_every_converted_model(tmp_path: Path) -> None:
+    _add_converted_model(_repository(tmp_path), "open", 'name: "open" backend: "python"')
+    parameter = r'parameters { key: "admin_key" value { string_value: "s\"3" } }'
+    _add_converted_model(tmp_path, "locked", f"# with a comment\nmax_batch_size: 0\n{parameter}")
+    assert admin_keys([tmp_path]) == {"locked": 's"3', "open": ""}
+
+
+def test_damaged_configuration_is_refused(tmp_path: Path) -> None:
+    _add_converted_model(_repository(tmp_path), "broken", "parameters {")
+    with pytest.raises(RefusedError, match=r"broken/config\.pbtxt is no configuration of a Triton model"):
+        admin_keys([tmp_path])

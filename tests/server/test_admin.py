@@ -56,6 +56,17 @@ def test_cancel_of_an_unknown_request_is_silent(chain: LiveServer) -> None:
     assert "error" not in _admin(chain, op="cancel", request_id=uuid.uuid4().hex)
 
 
+def test_stop_drains_though_an_admin_key_is_set(edited_chain: Callable[[str, str], Path]) -> None:
+    no_key = '"admin_key" value { string_value: "" }'
+    with live_server(edited_chain(no_key, no_key.replace('""', '"s3cret"'))) as server:
+        server.wait_ready()
+        body = {"request": json.dumps({"op": "drain"})}
+        status, text = post(server.http, "/v2/models/limpet_admin/generate", body)
+        assert (status, "admin_key" in text) == (400, True)
+        assert server.stop() == 0
+        assert "stopping; 0 running requests" in server.log()
+
+
 @pytest.fixture(scope="module")
 def two_front_ends(edited_chain: Callable[[str, str], Path]) -> Iterator[LiveServer]:
     with live_server(edited_chain("KIND_CPU count: 1", "KIND_CPU count: 2")) as server:
