@@ -131,8 +131,10 @@ def _block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int
 
 
 def _cache_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
+    if config.cache_bytes is not None:
+        return config.cache_bytes
     if device.type == "cpu":
-        return config.cache_bytes or psutil.virtual_memory().available // 4
+        return psutil.virtual_memory().available // 4
     free, _ = torch.cuda.mem_get_info(device)
     return int((free - step_bytes) * config.cache_max_entry_count)
 

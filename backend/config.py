@@ -18,7 +18,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     session_len: Annotated[int, Meta(ge=2)] | None = None  # tokens of one context; None: the model's own limit
     max_batch_size: Annotated[int, Meta(ge=1, le=4096)] = 64  # slots; not Triton's own max_batch_size
     cache_max_entry_count: Annotated[float, Meta(gt=0, lt=1)] = 0.8  # CUDA: share of the memory left at start
-    cache_bytes: Annotated[int, Meta(ge=1)] | None = None  # CPU: None is a quarter of the free memory
+    cache_bytes: Annotated[int, Meta(ge=1)] | None = None  # None: CPU a quarter of the free memory, CUDA that share
     cache_block_seq_len: Literal[16, 32, 64, 128] = 64  # tokens of one cache block
     max_prefill_token_num: Annotated[int, Meta(ge=16)] | None = None  # prompt tokens of one step; CUDA 8192, CPU 512
     max_waiting: Annotated[int, Meta(ge=1)] = 1024  # queued requests; past it UNAVAILABLE

@@ -10,7 +10,7 @@ DESCRIPTIONS = {
     "session_len": "tokens of one context, prompt and answer; empty: the model's own limit",
     "max_batch_size": "requests computed together (Triton's own max_batch_size is another thing)",
     "cache_max_entry_count": "GPU: the cache's share of what weights and the largest step leave, between 0 and 1",
-    "cache_bytes": "CPU: bytes of the cache; empty: a quarter of the free memory",
+    "cache_bytes": "bytes of the cache; empty: on a GPU that share, on a CPU a quarter of the free memory",
     "cache_block_seq_len": "tokens of one cache block: 16, 32, 64 or 128",
     "max_prefill_token_num": "prompt tokens computed in one step",
     "max_waiting": "requests that may wait; past it UNAVAILABLE",
