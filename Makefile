@@ -86,6 +86,10 @@ screenshots: $(DEMO_MODEL) browser ## pictures of the chat page into docs/images
 bench-cpu: $(DEMO_GGUF) ## measure on this machine's CPU, beside transformers (about 15 minutes)
 	$(BIN)/python -m benchmarks.cpu $(DEMO_GGUF) $(ARGS)
 
+.PHONY: bench-turns
+bench-turns: $(DEMO_MODEL) ## measure turns of a session beside the whole conversation (about 5 minutes)
+	$(BIN)/python -m benchmarks.turns workspace/model_repository/$(DEMO_NAME) $(ARGS)
+
 .PHONY: bench-table
 bench-table: $(ENVIRONMENT) ## write docs/benchmarks.md from benchmarks/results/
 	$(BIN)/python -m benchmarks.table

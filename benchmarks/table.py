@@ -26,6 +26,12 @@ CPU_HEAD = """\
 machine, each with its model in a process of its own: compare the ratios, not the absolute numbers. transformers
 answers one request after the other (sdpa attention, its cache on).
 """
+TURNS_HEAD = """\
+## Turns of a session
+
+`make bench-turns`, commit {commit}, {date}: {turns} turns of 200 new tokens after a history, in process. A session's
+turn computes its new tokens; the same conversation sent whole computes all of them.
+"""
 
 
 def write_page() -> None:
@@ -33,6 +39,8 @@ def write_page() -> None:
     sections = [HEAD]
     if cpu := _newest("cpu"):
         sections.append(_cpu_section(cpu))
+    if turns := _last("turns"):
+        sections.append(_turns_section(turns))
     PAGE.write_text("\n".join(sections), "utf-8")
     Console().print("\n".join(sections), markup=False, highlight=False, soft_wrap=True)
 
@@ -43,6 +51,24 @@ def _newest(what: str) -> list[Result]:
     results = result.read(files[-1]) if files else []
     last_run = max((index for index, each in enumerate(results) if each.part == "convert"), default=0)
     return results[last_run:]
+
+
+def _last(what: str) -> list[Result]:
+    """The newest result of each history and contender over the files of that benchmark."""
+    found = [each for path in sorted(RESULTS.glob(f"*-{what}.jsonl")) for each in result.read(path)]
+    newest = {(each.machine, each.model, each.in_tok, each.engine): each for each in found}
+    return sorted(newest.values(), key=lambda each: (each.machine, each.model, each.in_tok or 0, each.engine))
+
+
+def _turns_section(turns: list[Result]) -> str:
+    table = Table("machine", "model", "history, tokens", "engine", box=MARKDOWN)
+    for column in ("cached tokens in the last turn", "TTFT p50, ms", "TTFT max, ms"):
+        table.add_column(column, justify="right")
+    for each in turns:
+        figures = (str(each.cached_tokens or 0), _number(each.ttft_ms_p50), _number(each.ttft_ms_p99))
+        table.add_row(each.machine, f"{each.model}, {each.dtype}", f"{each.in_tok:,}", each.engine, *figures)
+    first = turns[0]
+    return TURNS_HEAD.format(turns=first.req, commit=first.commit, date=first.date) + "\n" + _render(table)
 
 
 def _cpu_section(results: list[Result]) -> str:

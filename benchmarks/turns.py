@@ -1,0 +1,133 @@
+"""Time to the first token of a session's turns, beside the same conversation sent whole each time.
+
+    python -m benchmarks.turns workspace/model_repository/smollm2 --histories 512 2048 6144
+
+A session begins with a history; then come turns of so many new tokens each. In process, greedy, prefix caching off:
+what a turn reuses is its session's own. Writes benchmarks/results/<date>-<machine>-turns.jsonl.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+from benchmarks import result
+from benchmarks.result import Result
+from benchmarks.table import write_page
+from benchmarks.workload import digest, uniform
+from limpet.backend.config import EngineConfig
+from limpet.backend.core import Sequence
+from limpet.backend.engine import Engine
+from limpet.backend.offline import LocalEngine, new_sequence
+from limpet.backend.sampling_params import SamplingParams
+from limpet.backend.sessions import SessionTable
+
+ANSWER_TOKENS = 8
+GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+
+
+def main() -> None:
+    options = _parse()
+    config = EngineConfig(
+        max_batch_size=1,
+        enable_prefix_caching=False,
+        load_format="dummy" if options.dummy else "auto",
+        session_len=max(options.histories) + (options.turns + 1) * (options.turn_tokens + ANSWER_TOKENS) + 1,
+    )
+    with LocalEngine(options.model, config) as local:
+        lines = [
+            _line(options, local, history, whole)
+            for history in track(options.histories, description="Measuring")
+            for whole in (False, True)
+        ]
+    result.append(result.result_path(lines[0].machine, "turns"), lines)
+    write_page()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a converted model's folder")
+    parser.add_argument("--histories", type=int, nargs="+", default=[512, 2048, 6144], help="tokens before the turns")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turn-tokens", type=int, default=200, help="new tokens of a turn")
+    parser.add_argument("--dummy", action="store_true", help="random weights of the model's shape")
+    return parser.parse_args()
+
+
+def _line(options: argparse.Namespace, local: LocalEngine, history: int, whole: bool) -> Result:
+    """The median over the turns, the first of which is the warm-up."""
+    engine, summary = local.engine, local.summary
+    [opening] = uniform(engine.vocab_size, 1, history, 1)
+    news = uniform(engine.vocab_size, options.turns + 1, options.turn_tokens, ANSWER_TOKENS)
+    prompts = [request.prompt for request in news]
+    ask = _ask_whole if whole else _ask_session
+    measured = ask(engine, opening.prompt, prompts)[1:]
+    ttfts = [ttft for ttft, _ in measured]
+    on_gpu = summary.device.startswith("cuda")
+    return Result(
+        date=result.today(),
+        commit=result.commit(),
+        machine=torch.cuda.get_device_name() if on_gpu else result.cpu_machine(),
+        gpu=torch.cuda.get_device_name() if on_gpu else "",
+        torch=str(torch.__version__),
+        engine="limpet, sent whole" if whole else "limpet, session",
+        model=options.model.name,
+        part="turns",
+        dtype=summary.dtype,
+        block_size=summary.block_size,
+        threads=None if on_gpu else torch.get_num_threads(),
+        digest=digest([opening, *news]),
+        req=options.turns,
+        in_tok=history,
+        cached_tokens=measured[-1][1],
+        runs=len(ttfts),
+        ttft_ms_p50=statistics.median(ttfts) * 1000,
+        ttft_ms_p99=max(ttfts) * 1000,
+    )
+
+
+def _ask_session(engine: Engine, opening: list[int], prompts: list[list[int]]) -> list[tuple[float, int]]:
+    """(seconds to the first token, cached tokens) of each turn of one session."""
+    table = SessionTable(idle_timeout_s=3600)
+    measured = []
+    for number, new in enumerate([opening, *prompts]):
+        started = time.perf_counter()
+        lease = table.begin("session", start=number == 0, end=False, truncate_to=None, rewind=0)
+        sequence = new_sequence(number, lease.history + new, GREEDY, frozenset())
+        sequence.cached_prefix = lease.reusable_prefix(sequence.tokens)
+        engine.add(sequence)
+        lease.accept(sequence, None)
+        measured.append((_run(engine, sequence, started), sequence.num_cached or 0))
+        table.settle(lease, sequence.num_generated, engine.cached(sequence, len(sequence.tokens) - 1))
+    engine.cache.drop(table.sessions["session"].cached)
+    return measured[1:]
+
+
+def _ask_whole(engine: Engine, opening: list[int], prompts: list[list[int]]) -> list[tuple[float, int]]:
+    """The same for a client that sends the whole conversation with each turn."""
+    history, measured = list(opening), []
+    for number, new in enumerate(prompts):
+        started = time.perf_counter()
+        sequence = new_sequence(number, history + new, GREEDY, frozenset())
+        engine.add(sequence)
+        measured.append((_run(engine, sequence, started), sequence.num_cached or 0))
+        engine.discard(sequence)
+        history = list(sequence.tokens)
+    return measured
+
+
+def _run(engine: Engine, sequence: Sequence, started: float) -> float:
+    """Answer to the end; seconds to the first token."""
+    while not sequence.num_generated:
+        engine.step()
+    first = time.perf_counter() - started
+    while engine.has_work:
+        engine.step()
+    return first
+
+
+if __name__ == "__main__":
+    main()
