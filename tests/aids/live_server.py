@@ -105,9 +105,11 @@ class LiveServer:
         return code
 
     def note_regions(self) -> None:
-        """Remember which shared-memory files the processes have mapped now."""
+        """Remember the shared-memory files that the processes have mapped now, and those under the folder's name."""
         for process in self.processes():
             self._regions |= _mapped_regions(process.pid)
+        for folder in self.folder.glob("limpet-*"):
+            self._regions |= {str(region) for region in Path("/dev/shm").glob(f"{folder.name}-*")}
 
     def assert_nothing_left(self) -> None:
         """No process, port, socket, runtime folder or shared-memory file; waits up to GONE_S for the processes."""
