@@ -97,7 +97,7 @@ class Turn:
 
     def content(self) -> dict[str, Any]:
         """The request's `prompt` or `messages`."""
-        if self.fields.start:
+        if self.fields.start and self._conversation.transcript:
             return {"messages": [*self._conversation.transcript, *self._new_messages()]}
         key = "prompt" if isinstance(self._question, str) else "messages"
         return {key: self._question}

@@ -40,7 +40,9 @@ class Answer:
 
     async def _read(self, options: Options) -> None:
         try:
-            self._stream = await self._session.ask(self.question, stream=True, **options)
+            # As a message, not as text: a model without a chat template then refuses instead of rambling on.
+            message = {"role": "user", "content": self.question}
+            self._stream = await self._session.ask([message], stream=True, **options)
             await self._stream.read()
         except Cancelled:
             pass  # by stop

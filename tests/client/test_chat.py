@@ -65,8 +65,13 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_works(
         (session,) = kept.sessions.values()
         assert session.history == "u:long;<lou:next;<next>"
         chat.expect("> ")
+        chat.type("half a li")
+        chat.expect("half a li")
         chat.ctrl_c()
         chat.expect("again")
+        chat.expect("> ")
+        chat.type("another")
+        chat.expect("another")
         chat.ctrl_c()
         assert chat.wait() == 0
 

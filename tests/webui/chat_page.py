@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect
 
 from limpet.webui.inert_text import JOINER
 from tests.aids.live_server import free_ports
@@ -29,7 +29,7 @@ class ChatPage:
         self.page.set_default_timeout(_MS)
         self.page.on("request", lambda request: self._check_address(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
-        self.page.on("console", lambda line: self.problems.append(line.text) if line.type == "error" else None)
+        self.page.on("console", self._check_line)
         self.box = self.page.locator("#limpet-box textarea")
         self.stop_button = self.page.locator("#limpet-box .stop-button")
         self.notice = self.page.locator(".limpet-notice")
@@ -95,6 +95,10 @@ class ChatPage:
             "elements => elements.map(element => element.innerText)"
         )
         return [text.replace(JOINER, "").strip() for text in texts]
+
+    def _check_line(self, line: ConsoleMessage) -> None:
+        if line.type == "error":
+            self.problems.append(f"{line.text} {line.location['url']}")
 
     def _check_address(self, url: str) -> None:
         if not url.startswith((self.url, "data:", "blob:")):

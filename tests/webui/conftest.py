@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
@@ -27,6 +28,22 @@ def chain_url(chain: LiveServer) -> Iterator[str]:  # noqa: F811
     """The page for the chain checkpoint."""
     with web_ui(chain.target) as url:
         yield url
+
+
+@pytest.fixture(scope="package")
+def no_template_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chain checkpoint converted without its chat template."""
+    from limpet.converter.convert import convert
+    from limpet.converter.plan import Options, make_plan
+    from tests.aids.chain_checkpoint import write_chain_huggingface
+    from tests.aids.repositories import CHAIN_ENGINE
+
+    folder = tmp_path_factory.mktemp("no-template")
+    write_chain_huggingface(folder / "source")
+    (folder / "source" / "chat_template.jinja").unlink()
+    options = Options(source=folder / "source", workspace=folder / "workspace", name="chain", engine=CHAIN_ENGINE)
+    convert(make_plan(options), lambda num_bytes: None)
+    return folder / "workspace" / "model_repository"
 
 
 @pytest.fixture
