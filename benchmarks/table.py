@@ -1,6 +1,5 @@
 """docs/benchmarks.md from the newest result files: `python -m benchmarks.table`."""
 
-import io
 from pathlib import Path
 
 from rich.box import MARKDOWN
@@ -8,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import result
+from benchmarks.gpu_table import gpu_sections
+from benchmarks.markdown_table import render
 from benchmarks.result import RESULTS, Result
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -41,6 +42,7 @@ def write_page() -> None:
         sections.append(_cpu_section(cpu))
     if turns := _last("turns"):
         sections.append(_turns_section(turns))
+    sections += gpu_sections()
     PAGE.write_text("\n".join(sections), "utf-8")
     Console().print("\n".join(sections), markup=False, highlight=False, soft_wrap=True)
 
@@ -68,7 +70,7 @@ def _turns_section(turns: list[Result]) -> str:
         figures = (str(each.cached_tokens or 0), _number(each.ttft_ms_p50), _number(each.ttft_ms_p99))
         table.add_row(each.machine, f"{each.model}, {each.dtype}", f"{each.in_tok:,}", each.engine, *figures)
     first = turns[0]
-    return TURNS_HEAD.format(turns=first.req, commit=first.commit, date=first.date) + "\n" + _render(table)
+    return TURNS_HEAD.format(turns=first.req, commit=first.commit, date=first.date) + "\n" + render(table)
 
 
 def _cpu_section(results: list[Result]) -> str:
@@ -85,7 +87,7 @@ def _cpu_section(results: list[Result]) -> str:
         answer=(peer.out_tok or 0) // (peer.req or 1),
         digest=peer.digest,
     )
-    return "\n".join((head, _render(_speed_table(speeds, peer)), _render(_cost_table(results))))
+    return "\n".join((head, render(_speed_table(speeds, peer)), render(_cost_table(results))))
 
 
 def _speed_table(speeds: list[Result], peer: Result) -> Table:
@@ -118,13 +120,6 @@ def _cost_table(results: list[Result]) -> Table:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _render(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().strip().splitlines()) + "\n"
 
 
 if __name__ == "__main__":
