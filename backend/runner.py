@@ -61,7 +61,7 @@ class Runner:
         """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write."""
         config = self._config
         shape = (config.num_layers, 2, num_blocks + 1, self._block_size, config.num_kv_heads, config.head_dim)
-        self.cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self.cache = torch.empty(shape, dtype=self._dtype, device=self._device)  # nobody reads an unwritten slot
         self._layer_caches = [(layer[0], layer[1]) for layer in self.cache]
         self._batch = InputBatch(
             self._num_rows,
@@ -69,6 +69,7 @@ class Runner:
             self._block_size,
             scratch_block=num_blocks,
             max_graph_rows=max(self._graph_sizes, default=0),
+            vocab_size=config.vocab_size,
             device=self._device,
         )
 
@@ -76,13 +77,13 @@ class Runner:
     def measure(self, max_prefill_tokens: int) -> int:
         """Bytes of device memory that the largest step takes, by running it (CUDA only).
 
-        All rows are at work, on so many prompt tokens, and sampled with all filters. The steps after it compile what
-        the first one did not need: kernels for short prompts, and sampling without filters.
+        All rows are at work, on so many prompt tokens, and sampled with all filters and penalties. The steps after it
+        compile what the first one did not need: kernels for short prompts, and sampling without filters.
         """
         self.allocate(0)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        filtered = SamplingParams(temperature=1.0, top_k=2, top_p=0.9)
+        filtered = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1)
         for num_tokens, params in ((max_prefill_tokens, filtered), (2, SamplingParams()), (2, GREEDY)):
             self._batch.sample(*self._forward(self._full_plan(num_tokens, params)))
         torch.cuda.synchronize(self._device)
