@@ -1,11 +1,19 @@
-"""Fixtures for all tests: the real model and the chain checkpoint, converted.
+"""Fixtures for all tests: the real model and the chain checkpoint, converted and served.
 
 The converter is imported by the fixtures that need it: it brings torch, which most tests do without.
 """
 
+from collections.abc import Iterator
+import os
 from pathlib import Path
 
 import pytest
+
+# Triton decides between compiling and interpreting when it is imported, which transformers may do in any test.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from tests.aids.live_server import LiveServer, shared_server
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +45,15 @@ def chain_repository() -> Path:
 def chain_dir(chain_repository: Path) -> Path:
     """The chain model's folder inside its repository."""
     return chain_repository / "chain"
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_repository: Path) -> Iterator[LiveServer]:
+    """SmolLM2 as the model `smollm2`, served by tritonserver."""
+    yield from shared_server(smollm2_repository)
+
+
+@pytest.fixture(scope="session")
+def chain(chain_repository: Path) -> Iterator[LiveServer]:
+    """The chain checkpoint as the model `chain`, served by tritonserver."""
+    yield from shared_server(chain_repository)

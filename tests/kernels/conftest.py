@@ -1,15 +1,12 @@
 """Where the kernel tests run: natively on a GPU if there is one, else in Triton's interpreter on the CPU.
 
-Triton decides when a kernel is defined, so a process has one of both; the other's tests are skipped.
+Triton decides when it is imported (tests/conftest.py), so a process has one of both; the other's tests are skipped.
 """
 
 import os
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before the kernels are imported
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
