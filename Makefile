@@ -76,7 +76,7 @@ chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:33337
 
 .PHONY: webui
 webui: $(DEMO_MODEL) ## serve WORKSPACE with the chat page at http://127.0.0.1:6006
-	@$(BIN)/python docs/examples/webui.py $(WORKSPACE)
+	@$(BIN)/python docs/examples/demo.py $(WORKSPACE) --no-chat
 
 .PHONY: screenshots
 screenshots: $(DEMO_MODEL) browser ## pictures of the chat page into docs/images/

@@ -3,17 +3,17 @@
 The converter is imported by the fixtures that need it: it brings torch, which most tests do without.
 """
 
-from collections.abc import Iterator
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.aids.live_server import LiveServer, shared_server
+
 # Triton decides between compiling and interpreting when it is imported, which transformers may do in any test.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from tests.aids.live_server import LiveServer, shared_server
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,8 @@ def badge(sight: Sight, tab: str) -> str:
     """The server's state; page.js reads the tab's name from it."""
     reason = html.escape(sight.reason, quote=True)
     state = f'<span class="limpet-badge {sight.state}" role="status" title="{reason}">{_LABELS[sight.state]}</span>'
-    return f'<span class="limpet-name" data-tab="{html.escape(tab, quote=True)}">Limpet</span>{state}'
+    name = f'<span class="limpet-name" data-tab="{html.escape(tab, quote=True)}">Limpet</span>'
+    return f'<div class="limpet-state">{name}{state}</div>'
 
 
 def notice(text: str) -> str:

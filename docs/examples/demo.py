@@ -1,6 +1,6 @@
-"""Serve a converted model, chat two turns with it, and leave the server running (--oneshot: stop it).
+"""Serve a converted model with its chat page, chat two turns with it, and leave both running (--oneshot: stop them).
 
-python docs/examples/demo.py WORKSPACE [--oneshot]
+python docs/examples/demo.py WORKSPACE [--oneshot | --no-chat]
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from limpet.client import Client, Generation, Session
 
 BIN = Path(sys.executable).parent
-PORTS = {"grpc": 33337, "http": 8000, "metrics": 8002}
+PORTS = {"grpc": 33337, "http": 8000, "metrics": 8002, "page": 6006}
 QUESTIONS = ("What is the capital of France?", "And what is it famous for? One sentence.")
 STOP_S = 60.0
 
@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--oneshot", action="store_true", help="stop the server after the chat")
+    parser.add_argument("--no-chat", action="store_true", help="only serve")
     arguments = parser.parse_args()
     # make and supervisors end the demo by SIGTERM: leave the way Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -33,11 +34,14 @@ def main() -> int:
         try:
             if not _wait_ready(server):
                 return server.wait()
-            _chat(f"127.0.0.1:{ports['grpc']}")
-            if not arguments.oneshot:
-                print("\nThe server stays up until Ctrl-C. In another terminal:")
-                print(f"    {BIN / 'limpet-chat'} 127.0.0.1:{ports['grpc']}")
-                return server.wait()
+            address = f"127.0.0.1:{ports['grpc']}"
+            with _page(address, ports["page"]):
+                if not arguments.no_chat:
+                    _chat(address)
+                if not arguments.oneshot:
+                    print("\nServer and page stay up until Ctrl-C. In a browser, or in another terminal:")
+                    print(f"    http://127.0.0.1:{ports['page']}\n    {BIN / 'limpet-chat'} {address}")
+                    return server.wait()
         except KeyboardInterrupt:
             print()
     return server.returncode
@@ -46,7 +50,7 @@ def main() -> int:
 @contextmanager
 def _server(workspace: Path, ports: dict[str, int]) -> Iterator["subprocess.Popen[str]"]:
     """limpet-serve, its log in the workspace; stopped in the end."""
-    flags = [f"--{name}-port={port}" for name, port in ports.items()]
+    flags = [f"--{name}-port={ports[name]}" for name in ("grpc", "http", "metrics")]
     log = workspace / "server.log"
     print(f"Starting the server (its log: {log})", flush=True)
     with (
@@ -63,6 +67,20 @@ def _server(workspace: Path, ports: dict[str, int]) -> Iterator["subprocess.Pope
         finally:
             server.terminate()
             server.wait(STOP_S)
+
+
+@contextmanager
+def _page(address: str, port: int) -> Iterator[None]:
+    """limpet-webui, once it answers; stopped in the end."""
+    command = [BIN / "limpet-webui", address, f"--port={port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        try:
+            print(page.stdout.readline(), end="", flush=True)
+            yield
+        finally:
+            page.terminate()
+            page.wait(STOP_S)
 
 
 def _wait_ready(server: "subprocess.Popen[str]") -> bool:

@@ -148,6 +148,14 @@ def live_server(
         server.discard()
 
 
+def shared_server(repository: Path) -> Iterator[LiveServer]:
+    """For a fixture: a server for many tests; whatever they did, it must stop cleanly and leave nothing."""
+    with live_server(repository, ["--drain-deadline=5"]) as server:
+        server.wait_ready()
+        yield server
+        assert server.stop() == 0
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """kill -9, as the kernel's out-of-memory killer would."""
     for process in processes:

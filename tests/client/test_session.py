@@ -39,6 +39,14 @@ def test_turns_append_on_the_server_and_pay_only_for_new_tokens(
     assert server.asked[1].parameters["session_tokens"] == first.session_tokens
 
 
+def test_a_first_question_without_system_prompt_goes_as_text_so_that_models_without_template_work(
+    server: FakeServer, kept: SessionServer, client: Client
+) -> None:
+    client.session().ask("a")
+    assert server.asked[0].inputs["text_input"] == "a"
+    assert "messages" not in server.asked[0].inputs
+
+
 def test_ids_are_random_128_bits(client: Client) -> None:
     ids = {client.session().id for _ in range(100)}
     assert len(ids) == 100

@@ -1,4 +1,4 @@
-"""Real servers for end-to-end tests: tritonserver, front end, engine, started by limpet-serve on free ports."""
+"""Repositories and servers for end-to-end tests, beside those of tests/conftest.py."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -6,27 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aids.live_server import LiveServer, live_server
-
-
-def _served(repository: Path) -> Iterator[LiveServer]:
-    """A server for many tests; whatever they did, it must stop cleanly and leave nothing."""
-    with live_server(repository, ["--drain-deadline=5"]) as server:
-        server.wait_ready()
-        yield server
-        assert server.stop() == 0
-
-
-@pytest.fixture(scope="session")
-def smollm2(smollm2_repository: Path) -> Iterator[LiveServer]:
-    """SmolLM2 as the model `smollm2`."""
-    yield from _served(smollm2_repository)
-
-
-@pytest.fixture(scope="session")
-def chain(chain_repository: Path) -> Iterator[LiveServer]:
-    """The chain checkpoint as the model `chain`."""
-    yield from _served(chain_repository)
+from tests.aids.live_server import LiveServer, shared_server
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +14,7 @@ def tiny() -> Iterator[LiveServer]:
     """A random model as `tiny`, whose cache holds a few sessions only."""
     from tests.aids.repositories import tiny_repository
 
-    yield from _served(tiny_repository())
+    yield from shared_server(tiny_repository())
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests.aids.live_server import LiveServer
-from tests.server.conftest import chain  # noqa: F401
 from tests.webui.chat_page import ChatPage, web_ui
 
 
@@ -24,7 +23,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def chain_url(chain: LiveServer) -> Iterator[str]:  # noqa: F811
+def chain_url(chain: LiveServer) -> Iterator[str]:
     """The page for the chain checkpoint."""
     with web_ui(chain.target) as url:
         yield url
