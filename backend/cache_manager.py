@@ -78,6 +78,8 @@ class CacheManager:
 
     def _cached_blocks(self, sequence: Sequence) -> tuple[list[int], int]:
         """Blocks that hold the start of the sequence's tokens, and how many tokens they cover."""
+        if sequence.wants_prompt_logprobs:
+            return [], 0
         pool, size = self.pool, self.pool.block_size
         prefix = sequence.cached_prefix
         limit = len(sequence.tokens) - 1

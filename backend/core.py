@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from limpet.backend.link.messages import ErrorCode, FinishReason
+from limpet.backend.link.messages import ErrorCode, FinishReason, TokenLogprob
 from limpet.backend.prefix_hash import chain_root
 from limpet.backend.sampling_params import SamplingParams
 
@@ -67,6 +67,7 @@ class Sequence:
     num_named: int = 0  # leading blocks whose content is set
     num_cached: int | None = None  # tokens that cost nothing when it first ran
     num_preemptions: int = 0
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position, until the first id is known
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +88,11 @@ class Sequence:
         return self.length - self.num_computed
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The logits of the whole prompt are needed, so that nothing of it may come from the cache."""
+        return self.params.prompt_logprobs is not None and not self.num_generated
+
+    @property
     def all_tokens_in_flight(self) -> bool:
         return self.num_generated + self.num_pending >= self.max_tokens
 
@@ -96,11 +102,18 @@ class Sequence:
 
 
 class RowStart(msgspec.Struct, array_like=True):
-    """A row changes its owner: sampling settings and the blocks it starts with."""
+    """A row changes its owner: sampling settings and the blocks it starts with.
+
+    `tokens` are the ids known so far where `params.looks_back`; `num_prompt` of them are no answer. `stop_ids` end the
+    answer; they are given where it has to have some length first.
+    """
 
     row: int
     params: SamplingParams
     blocks: list[int]
+    tokens: list[int] = []
+    num_prompt: int = 0
+    stop_ids: list[int] = []
 
 
 class RowWork(msgspec.Struct, array_like=True):
@@ -126,14 +139,25 @@ class StepPlan(msgspec.Struct, array_like=True):
         return sum(item.num_tokens for item in self.work)
 
 
+@dataclass(frozen=True)
+class SampledStep:
+    """What a step gave: an id for each sampling row, in the plan's order; logprobs for the rows that ask."""
+
+    ids: list[int]
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by index in `ids`
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprob]]] = field(default_factory=list)  # work, first position
+
+
 @dataclass
 class SequenceOutput:
-    """What a step gave one sequence."""
+    """What a step gave one sequence; `logprobs` is empty or as long as `ids`."""
 
     sequence: Sequence
     ids: list[int]
     finish_reason: FinishReason | None = None
     error: RequestError | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def ends(self) -> bool:

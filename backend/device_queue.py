@@ -1,7 +1,7 @@
 """How a device's work is queued, so that the engine goes on while a step runs.
 
 Both queues run strictly in order, and both give futures: `run` for work whose result stays on the device, `read` for
-ids that the host wants.
+tensors that the host wants, together and at one wait.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ class DeviceQueue(Protocol):
 
     def run(self, work: Callable[[], T]) -> "Future[T]": ...
 
-    def read(self, work: Callable[[], Tensor]) -> "Future[list[int]]":
-        """The ids that `work` computes, once they are there."""
+    def read(self, work: Callable[[], list[Tensor]], unpack: Callable[[list[Tensor]], T]) -> "Future[T]":
+        """What `unpack` makes of the tensors that `work` computes, once they are on the host."""
 
     def close(self) -> None:
         """Wait for what is queued."""
 
 
 class CpuQueue:
-    """A thread computes; the ids are there when their work has run."""
+    """A thread computes; what the host wants is there when its work has run."""
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="limpet-runner")
@@ -35,15 +35,15 @@ class CpuQueue:
     def run(self, work: Callable[[], T]) -> "Future[T]":
         return self._worker.submit(work)
 
-    def read(self, work: Callable[[], Tensor]) -> "Future[list[int]]":
-        return self._worker.submit(lambda: work().tolist())
+    def read(self, work: Callable[[], list[Tensor]], unpack: Callable[[list[Tensor]], T]) -> "Future[T]":
+        return self._worker.submit(lambda: unpack(work()))
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
 
 
 class CudaQueue:
-    """The CUDA stream is the queue: work is launched at once by the caller, and a thread waits for the ids.
+    """The CUDA stream is the queue: work is launched at once by the caller, and a thread waits for what the host wants.
 
     A launching thread beside the engine's would fight it for the interpreter; the waiting one does not.
     """
@@ -56,22 +56,24 @@ class CudaQueue:
         launched.set_result(work())
         return launched
 
-    def read(self, work: Callable[[], Tensor]) -> "Future[list[int]]":
-        ids = work()
-        on_host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-        on_host.copy_(ids, non_blocking=True)
+    def read(self, work: Callable[[], list[Tensor]], unpack: Callable[[list[Tensor]], T]) -> "Future[T]":
+        on_host = [_to_host(tensor) for tensor in work()]
         arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         arrived.record()
-        return self._reader.submit(_wait, arrived, on_host)
+
+        def wait() -> T:
+            arrived.synchronize()
+            return unpack(on_host)
+
+        return self._reader.submit(wait)
 
     def close(self) -> None:
         self._reader.shutdown(wait=True)
 
 
-def _wait(arrived: torch.cuda.Event, ids: Tensor) -> list[int]:
-    arrived.synchronize()
-    values: list[int] = ids.tolist()
-    return values
+def _to_host(tensor: Tensor) -> Tensor:
+    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return on_host.copy_(tensor, non_blocking=True)
 
 
 def device_queue(device: torch.device) -> DeviceQueue:

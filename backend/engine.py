@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from limpet.backend.cache_manager import CacheManager
-from limpet.backend.core import CachedPrefix, RequestError, Sequence, SequenceOutput
+from limpet.backend.core import CachedPrefix, RequestError, SampledStep, Sequence, SequenceOutput
 from limpet.backend.runner import Runner
 from limpet.backend.scheduler import ScheduledStep, Scheduler
 
@@ -31,7 +31,7 @@ class Engine:
         self.vocab_size = vocab_size
         self.num_steps = 0  # completed
         self.last_step_s = 0.0  # the last completed step, from its launch to its ids
-        self._in_flight: deque[tuple[ScheduledStep, Future[list[int]], float]] = deque()
+        self._in_flight: deque[tuple[ScheduledStep, Future[SampledStep], float]] = deque()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request; raises RequestError if it can never be served or the queue is full."""
@@ -82,8 +82,8 @@ class Engine:
 
     def collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step in flight and hand out what it gave."""
-        step, ids, launched_at = self._in_flight.popleft()
-        outputs = self.scheduler.update(step, ids.result())
+        step, sampled, launched_at = self._in_flight.popleft()
+        outputs = self.scheduler.update(step, sampled.result())
         self.num_steps += 1
         self.last_step_s = time.monotonic() - launched_at
         return outputs

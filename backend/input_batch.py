@@ -16,6 +16,8 @@ from torch import Tensor
 
 from limpet.backend.attention_metadata import AttentionMetadata
 from limpet.backend.core import StepPlan
+from limpet.backend.logit_rules import LogitRules
+from limpet.backend.logprobs import LogprobRows
 from limpet.backend.sampler import SamplingRows
 from limpet.backend.staging import ALIGNMENT, Array, send
 
@@ -42,6 +44,7 @@ class StepInputs:
     num_decodes: int
     max_q_len: int
     sampled_host_rows: list[int]
+    sampled_host_positions: list[int]
     samples_all: bool  # every token's logits are sampled
 
 
@@ -59,10 +62,13 @@ class InputBatch:
         *,
         scratch_block: int,
         max_graph_rows: int,
+        vocab_size: int,
         device: torch.device,
     ) -> None:
         self.device = device
         self.sampling = SamplingRows(num_rows, device)
+        self.rules = LogitRules(num_rows, vocab_size, device)
+        self.logprobs = LogprobRows()
         self.last_ids = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._block_size = block_size
         self._padding_row = num_rows
@@ -83,6 +89,8 @@ class InputBatch:
             self._append_blocks(changes)
         if plan.starts:
             self.sampling.start(plan.starts)
+            self.rules.start(plan.starts)
+            self.logprobs.start(plan.starts)
 
     def inputs(self, plan: StepPlan, graph_rows: int = 0) -> StepInputs:
         """The step's tokens; `plan.work` has its one-token items first.
@@ -120,6 +128,7 @@ class InputBatch:
             num_decodes=num_decodes + pad,
             max_q_len=int(counts[num_decodes:].max(initial=0)),
             sampled_host_rows=rows[sampled].tolist(),
+            sampled_host_positions=kv_lens[sampled].tolist(),
             samples_all=len(sampled) == num_tokens,
         )
 
@@ -156,7 +165,12 @@ class InputBatch:
 
     def sample(self, inputs: StepInputs, logits: Tensor) -> Tensor:
         """Draw the sampled rows' ids [num_sampled] from logits [num_sampled, vocab] and remember them."""
+        rules = self.rules.step(inputs.sampled_host_rows, inputs.sampled_host_positions)
+        if rules is not None:
+            logits = rules.apply(logits)
         ids = self.sampling.sample(logits, inputs.sampled_rows, inputs.sampled_host_rows, inputs.sampled_positions)
+        if rules is not None:
+            rules.count(ids)
         self.last_ids.index_copy_(0, inputs.sampled_rows, ids.clamp(min=0))
         return ids
 

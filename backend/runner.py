@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from limpet.backend.checkpoint import ModelConfig
-from limpet.backend.core import RowStart, RowWork, StepPlan
+from limpet.backend.core import RowStart, RowWork, SampledStep, StepPlan
 from limpet.backend.decode_graphs import DecodeGraphs, graph_sizes
 from limpet.backend.device_queue import device_queue
 from limpet.backend.input_batch import InputBatch, StepInputs
+from limpet.backend.logprobs import PromptPart, prompt_table, read_sampled, sampled_table
 from limpet.backend.models.llama import LlamaForCausalLM
 from limpet.backend.sampling_params import SamplingParams
 
@@ -23,10 +24,20 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True)
+class Forwarded:
+    """What a forward pass leaves on the device."""
+
+    inputs: StepInputs
+    logits: Tensor  # [num_sampled, vocab]
+    prompt_tables: list[tuple[PromptPart, Tensor]]  # of prompts whose logprobs are asked for
+    sampled_logprobs: dict[int, int]  # index among the sampled -> how many of the likeliest ids are reported
+
+
+@dataclass(frozen=True)
 class ForwardHandle:
     """A queued forward pass."""
 
-    result: "Future[tuple[StepInputs, Tensor]]"  # inputs, logits of the sampled rows
+    result: "Future[Forwarded]"
 
 
 class Runner:
@@ -85,7 +96,7 @@ class Runner:
         before = torch.cuda.memory_allocated(self._device)
         filtered = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1)
         for num_tokens, params in ((max_prefill_tokens, filtered), (2, SamplingParams()), (2, GREEDY)):
-            self._batch.sample(*self._forward(self._full_plan(num_tokens, params)))
+            self._ids(self._forward(self._full_plan(num_tokens, params)))
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device) - before
         del self.cache, self._layer_caches, self._batch
@@ -102,41 +113,58 @@ class Runner:
     def forward(self, plan: StepPlan) -> ForwardHandle:
         return ForwardHandle(self._queue.run(lambda: self._forward(plan)))
 
-    def sample(self, handle: ForwardHandle, on_ready: Callable[[], None] | None = None) -> "Future[list[int]]":
+    def sample(self, handle: ForwardHandle, on_ready: Callable[[], None] | None = None) -> "Future[SampledStep]":
         """The ids of the plan's sampling rows, in the plan's order; `on_ready` is called when they are there."""
-        ids = self._queue.read(lambda: self._sample(handle))
+        sampled = self._queue.read(lambda: self._sample(handle.result.result()), lambda read: _unpack(handle, read))
         if on_ready is not None:
-            ids.add_done_callback(lambda _: on_ready())
-        return ids
+            sampled.add_done_callback(lambda _: on_ready())
+        return sampled
 
     def close(self) -> None:
         self._queue.close()
 
     @torch.inference_mode()
-    def _forward(self, plan: StepPlan) -> tuple[StepInputs, Tensor]:
+    def _forward(self, plan: StepPlan) -> Forwarded:
         for source, destination in plan.copies:
             self.cache[:, :, destination] = self.cache[:, :, source]
         self._batch.apply(plan)
-        only_decodes = plan.num_tokens == len(plan.work)
+        parts = self._batch.logprobs.prompt_parts(plan)
+        only_decodes = plan.num_tokens == len(plan.work) and not parts
         graph_rows = self._graphs.size_for(len(plan.work)) if only_decodes else 0
         inputs = self._batch.inputs(plan, graph_rows)
-        if not graph_rows:
-            return inputs, self._compute(inputs)
-        logits = self._graphs.replay(graph_rows)
-        return inputs, logits[: len(plan.work)] if inputs.samples_all else logits[inputs.sampled_tokens]
+        tables: list[tuple[PromptPart, Tensor]] = []
+        if graph_rows:
+            replayed = self._graphs.replay(graph_rows)
+            logits = replayed[: len(plan.work)] if inputs.samples_all else replayed[inputs.sampled_tokens]
+        else:
+            hidden = self._hidden(inputs)
+            tables = [(part, prompt_table(self._model.logits, hidden, part)) for part in parts]
+            logits = self._logits(inputs, hidden)
+        return Forwarded(inputs, logits, tables, self._batch.logprobs.sampled(inputs.sampled_host_rows))
 
     def _compute(self, inputs: StepInputs) -> Tensor:
         """The logits of the sampled tokens."""
+        return self._logits(inputs, self._hidden(inputs))
+
+    def _hidden(self, inputs: StepInputs) -> Tensor:
         ids, attention = self._batch.gather(inputs)
-        hidden = self._model(ids, inputs.positions, self._layer_caches, attention)
+        hidden: Tensor = self._model(ids, inputs.positions, self._layer_caches, attention)
+        return hidden
+
+    def _logits(self, inputs: StepInputs, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden if inputs.samples_all else hidden[inputs.sampled_tokens])
 
     @torch.inference_mode()
-    def _sample(self, handle: ForwardHandle) -> Tensor:
-        inputs, logits = handle.result.result()
-        if not inputs.sampled_host_rows:
+    def _sample(self, forwarded: Forwarded) -> list[Tensor]:
+        """Ids, then the tables of logprobs, that of the sampled ids first."""
+        ids, wanted = self._ids(forwarded), forwarded.sampled_logprobs
+        sampled = [sampled_table(forwarded.logits, ids, wanted)] if wanted else []
+        return [ids, *sampled, *(table for _, table in forwarded.prompt_tables)]
+
+    def _ids(self, forwarded: Forwarded) -> Tensor:
+        if not forwarded.inputs.sampled_host_rows:
             return torch.empty(0, dtype=torch.int64, device=self._device)
-        return self._batch.sample(inputs, logits)
+        return self._batch.sample(forwarded.inputs, forwarded.logits)
 
     def _full_plan(self, num_prefill_tokens: int, params: SamplingParams) -> StepPlan:
         """Prompts of so many tokens, then decodes in the rows that are left, all in block 0."""
@@ -147,3 +175,13 @@ class Runner:
         starts = [RowStart(row, params, [0] * self._max_blocks) for row in range(self._num_rows)]
         work = [RowWork(row, 0, count, [0] * count, [], True) for row, count in enumerate(counts)]
         return StepPlan([], starts, work)
+
+
+def _unpack(handle: ForwardHandle, read: list[Tensor]) -> SampledStep:
+    forwarded = handle.result.result()
+    ids, *tables = read
+    wanted = forwarded.sampled_logprobs
+    logprobs = read_sampled(tables.pop(0), wanted) if wanted else {}
+    parts = [part for part, _ in forwarded.prompt_tables]
+    prompts = [(part.work, part.first_position, part.read(table)) for part, table in zip(parts, tables, strict=True)]
+    return SampledStep(ids.tolist(), logprobs, prompts)

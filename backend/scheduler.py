@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from limpet.backend.cache_manager import CacheManager
-from limpet.backend.core import RequestError, RowStart, RowWork, Sequence, SequenceOutput, StepPlan
+from limpet.backend.core import RequestError, RowStart, RowWork, SampledStep, Sequence, SequenceOutput, StepPlan
 
 
 @dataclass
@@ -95,17 +95,23 @@ class Scheduler:
         step.put_decodes_first()
         return step if step.plan.work else None
 
-    def update(self, step: ScheduledStep, ids: list[int]) -> list[SequenceOutput]:
-        """Take the sampled ids of an earlier step; ends sequences that are complete.
+    def update(self, step: ScheduledStep, sampled: SampledStep) -> list[SequenceOutput]:
+        """Take what an earlier step sampled; ends sequences that are complete.
 
         A finished sequence has left its row; what is cached of it is its `cached_prefix`.
         """
+        for work, first, entries in sampled.prompt_logprobs:
+            step.sequences[work].prompt_logprobs.update(enumerate(entries, first))
         outputs = []
-        for sequence, token in zip(step.sampled(), ids, strict=True):
+        for index, (sequence, token) in enumerate(zip(step.sampled(), sampled.ids, strict=True)):
             sequence.num_pending -= 1
             if sequence.finished:
                 continue
             output = self._take_id(sequence, token)
+            if output.ids and index in sampled.logprobs:
+                output.logprobs = [sampled.logprobs[index]]
+            output.prompt_logprobs = [entry for _, entry in sorted(sequence.prompt_logprobs.items())]
+            sequence.prompt_logprobs.clear()
             if output.ends:
                 self.remove(sequence)
             outputs.append(output)
@@ -113,8 +119,7 @@ class Scheduler:
 
     def _take_id(self, sequence: Sequence, token: int) -> SequenceOutput:
         if token < 0:
-            error = RequestError("INTERNAL", "The model's logits are not finite: its weights or dtype are at fault.")
-            return SequenceOutput(sequence, [], error=error)
+            return SequenceOutput(sequence, [], error=_no_id_error(sequence))
         sequence.tokens.append(token)
         self.cache.name_full_blocks(sequence)
         if token in sequence.stop_ids:
@@ -154,7 +159,7 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed
         bisect.insort(self.running, sequence, key=_seniority)
         step.plan.copies += copies
-        step.plan.starts.append(RowStart(sequence.row, sequence.params, list(sequence.blocks)))
+        step.plan.starts.append(_row_start(sequence, sequence.row))
 
     def _compute(self, step: ScheduledStep, sequence: Sequence, count: int, new_blocks: list[int]) -> int:
         assert sequence.row is not None
@@ -208,5 +213,19 @@ class Scheduler:
         self.cache.pool.check_integrity(block for sequence in self.running for block in sequence.blocks)
 
 
+def _row_start(sequence: Sequence, row: int) -> RowStart:
+    params = sequence.params
+    tokens = list(sequence.tokens) if params.looks_back else []
+    stop_ids = sorted(sequence.stop_ids) if params.min_tokens else []
+    return RowStart(row, params, list(sequence.blocks), tokens, sequence.num_prompt, stop_ids)
+
+
 def _seniority(sequence: Sequence) -> tuple[int, int]:
     return sequence.seniority
+
+
+def _no_id_error(sequence: Sequence) -> RequestError:
+    if sequence.params.bad_words or sequence.params.min_tokens:
+        reason = "bad_words and min_tokens exclude every token, or the model's logits are not finite."
+        return RequestError("INVALID_ARG", f"No token is left to choose: {reason}")
+    return RequestError("INTERNAL", "The model's logits are not finite: its weights or dtype are at fault.")

@@ -326,4 +326,6 @@ def _token_output(request: ServedRequest, output: SequenceOutput) -> TokenOutput
         num_cached_tokens=output.sequence.num_cached or 0,
         error_code=None if output.error is None else output.error.code,
         error="" if output.error is None else str(output.error),
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
     )

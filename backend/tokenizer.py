@@ -103,6 +103,11 @@ class Tokenizer:
         text: str = self.backend.decode(ids, skip_special_tokens=True)
         return text
 
+    def decoded_token(self, token_id: int) -> str:
+        """The text of one token by itself, special ones included."""
+        text: str = self.backend.decode([token_id], skip_special_tokens=False)
+        return text
+
     def special_id(self, text: str) -> int | None:
         """The special token written exactly like `text`."""
         token_id: int | None = self.backend.token_to_id(text)

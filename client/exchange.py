@@ -75,4 +75,6 @@ class Exchange:
             ttft_s=None if self._first is None else self._first - self._started,
             duration_s=self._last - self._started,
             replayed=self._turn is not None and self._turn.replayed,
+            logprobs=tuple(entry for chunk in self._chunks for entry in chunk.logprobs),
+            prompt_logprobs=tuple(entry for chunk in self._chunks for entry in chunk.prompt_logprobs),
         )

@@ -25,6 +25,8 @@ class Options(TypedDict, total=False):
     bad_words: Sequence[str] | None
     ignore_eos: bool | None
     logit_bias: Mapping[str, float] | None
+    logprobs: int | None
+    prompt_logprobs: int | None
     response_format: Mapping[str, Any] | None
     lora_name: str | None
     request_priority: int | None

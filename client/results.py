@@ -1,6 +1,11 @@
 """What comes back: chunks of a streamed answer, and the whole answer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+TokenLogprobs: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""By token id (as a string): `logprob`, `rank` and `decoded_token`; the token itself first, then the likeliest."""
 
 _ENDINGS = {
     "length": "max_tokens reached",
@@ -21,6 +26,8 @@ class Chunk:
     num_input_tokens: int = 0  # of this turn, the same in every chunk
     num_cached_tokens: int = 0  # of the context that cost nothing, the same in every chunk
     session_tokens: int | None = None  # length of the session's history after this chunk
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens of this chunk, if the option `logprobs` asks for them
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # in one chunk only; the first token has none
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Generation:
     ttft_s: float | None  # until the first chunk; None: nothing arrived. Without streaming the whole duration.
     duration_s: float
     replayed: bool = False  # the server no longer had the session, so the transcript was sent again
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
     @property
     def tokens_per_s(self) -> float | None:

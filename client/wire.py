@@ -91,6 +91,8 @@ def read_chunk(response: pb.ModelStreamInferResponse) -> Chunk:
         num_input_tokens=_count(outputs, "num_input_tokens") or 0,
         num_cached_tokens=_count(outputs, "num_cached_tokens") or 0,
         session_tokens=_count(outputs, "session_tokens"),
+        logprobs=_json_list(outputs, "logprobs"),
+        prompt_logprobs=_json_list(outputs, "prompt_logprobs"),
     )
 
 
@@ -158,6 +160,10 @@ def _strings(raw: bytes) -> list[str]:
         strings.append(raw[offset + 4 : offset + 4 + length].decode("utf-8"))
         offset += 4 + length
     return strings
+
+
+def _json_list(outputs: Mapping[str, bytes], name: str) -> tuple[Any, ...]:
+    return tuple(entry for listed in _strings(outputs.get(name, b"")) for entry in json.loads(listed))
 
 
 def _count(outputs: Mapping[str, bytes], name: str) -> int | None:

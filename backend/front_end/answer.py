@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from limpet.backend.detokenizer import Detokenizer
+from limpet.backend.front_end.answer_logprobs import AnswerLogprobs
 from limpet.backend.front_end.answer_text import AnswerText
 from limpet.backend.front_end.errors import RequestError
 from limpet.backend.front_end.prompts import Prompt, PromptBuilder
@@ -56,6 +57,7 @@ class Services:
     connection: EngineConnection
     prompts: PromptBuilder
     new_detokenizer: Callable[[], Detokenizer]
+    token_text: Callable[[int], str]
     workers: Executor
 
 
@@ -111,6 +113,7 @@ class Answer:
         self._request: GenerationRequest
         self._prompt: Prompt
         self._text: AnswerText
+        self._logprobs = AnswerLogprobs(services.token_text)
         self._ids: list[int] = []  # generated
         self._num_reported = 0  # of them, told to the client
         self._pending = ""  # text for the next response
@@ -250,6 +253,7 @@ class Answer:
             self._fail(output.error_code, output.error)
             return
         self._ids += output.ids
+        self._logprobs.add(output.logprobs, output.prompt_logprobs)
         ends_by_id = output.finish_reason == "stop" and bool(output.ids)
         self._pending += self._text.feed(output.ids[:-1] if ends_by_id else output.ids)
         if self._text.is_stopped:
@@ -323,9 +327,10 @@ class Answer:
 
     def _respond(self, num_tokens: int, reason: FinishReason | None) -> None:
         """Send the pending text together with the ids up to `num_tokens`."""
-        ids = self._ids[self._num_reported : num_tokens]
-        self._num_reported = num_tokens
+        start, self._num_reported = self._num_reported, num_tokens
+        ids = self._ids[start:num_tokens]
         text, self._pending = self._pending, ""
+        outputs = self._request.outputs
         part = AnswerPart(
             text=text,
             ids=ids,
@@ -333,6 +338,10 @@ class Answer:
             num_input_tokens=self._prompt.num_input_tokens,
             num_cached_tokens=self._num_cached_tokens,
             session_tokens=len(self._prompt.ids) + num_tokens if self._request.session is not None else 0,
+            log_probs=self._logprobs.values(start, num_tokens),
+            cumulative_logprob=self._logprobs.cumulative(num_tokens),
+            logprobs=self._logprobs.written(ids, start) if outputs.logprobs else "[]",
+            prompt_logprobs=self._logprobs.prompt_written(self._prompt.ids) if outputs.prompt_logprobs else None,
         )
         if reason is None:
             self._responder.send(part, self._request.outputs)

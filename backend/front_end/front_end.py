@@ -46,6 +46,7 @@ class FrontEnd:
                 reader, tokenizer, Conversation(tokenizer, template), connection, log_prompts=config.log_prompts
             ),
             new_detokenizer=DetokenizerFactory(tokenizer),
+            token_text=tokenizer.decoded_token,
             workers=self._workers,
         )
 

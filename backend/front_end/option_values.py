@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from limpet.backend.front_end.errors import RequestError
@@ -133,6 +133,20 @@ def integers(name: str, value: Any) -> tuple[int, ...]:
     if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in listed):
         raise refusal(name, value, "a list of whole numbers")
     return tuple(listed)
+
+
+def biases(max_entries: int, bound: float) -> Converter:
+    """An object of token ids and what is added to their logits; as pairs, which a frozen struct can hold."""
+    allowed = f"an object of up to {max_entries} token ids with numbers from {-bound} to {bound}"
+    to_id, to_bias = integer(), real(-bound, bound)
+
+    def convert(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+        entries = as_json(value)
+        if not isinstance(entries, Mapping) or len(entries) > max_entries:
+            raise refusal(name, value, allowed)
+        return tuple((to_id(name, token), to_bias(name, bias)) for token, bias in entries.items())
+
+    return convert
 
 
 def identifier(name: str, value: Any) -> str:

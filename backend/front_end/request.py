@@ -53,14 +53,23 @@ class Content:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which outputs a response has beside the text."""
+    """Which outputs a response has beside the text; `log_probs` are TensorRT-LLM's two."""
 
-    finish_reason: bool
-    num_input_tokens: bool
-    num_output_tokens: bool
-    num_cached_tokens: bool
-    output_ids: bool
-    session_tokens: bool
+    finish_reason: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+    num_cached_tokens: bool = False
+    output_ids: bool = False
+    session_tokens: bool = False
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    cumulative_logprob: bool = False
+    log_probs: bool = False
+
+    @property
+    def any_logprob(self) -> bool:
+        """Whether the sampled ids' logprobs are needed."""
+        return self.logprobs or self.cumulative_logprob or self.log_probs
 
 
 @dataclass(frozen=True)
@@ -97,15 +106,15 @@ class RequestReader:
         options = resolve(tensors, _own_parameters(raw.parameters), sampling)
         session = _session(raw, options)
         content = self._content(content_tensors, session, options.get("apply_chat_template"), info)
-        stream = options.get("stream", False)
+        stream, outputs = options.get("stream", False), _outputs(options)
         return GenerationRequest(
             request_id=raw.request_id,
             content=content,
             session=session,
-            params=self._params(options, content, info),
+            params=self._params(options, content, outputs, info),
             stop_strings=options.get("stop_words", ()),
             stream=stream,
-            outputs=Outputs(**{name: options.get(f"return_{name}", False) for name in Outputs.__dataclass_fields__}),
+            outputs=outputs,
             prepended_text="" if stream or session or content is None else self._prepended(content, options),
             priority=options.get("request_priority", 0),
             timeout_ms=options.get("timeout_ms"),
@@ -142,15 +151,19 @@ class RequestReader:
                 f"(a token of this model stands for at most {longest} bytes)."
             )
 
-    def _params(self, options: Mapping[str, Any], content: Content | None, info: ModelInfo) -> SamplingParams:
+    def _params(
+        self, options: Mapping[str, Any], content: Content | None, outputs: Outputs, info: ModelInfo
+    ) -> SamplingParams:
         is_chat = content is not None and content.messages is not None
-        max_tokens = options.get("max_tokens", None if is_chat else RAW_PROMPT_MAX_TOKENS)
+        min_tokens = _min_tokens(options)
+        max_tokens = options.get("max_tokens", None if is_chat else max(RAW_PROMPT_MAX_TOKENS, min_tokens))
         top_p = options.get("top_p", self.defaults.top_p)
         top_k = options.get("top_k", self.defaults.top_k)
         end_id = options.get("end_id")
         own_ends = [end_id] if end_id is not None and 0 <= end_id < info.vocab_size else []
         return SamplingParams(
             max_tokens=None if max_tokens is None else min(max_tokens, _MAX_TOKENS),
+            min_tokens=min_tokens,
             temperature=0.0 if top_p <= 0 else options.get("temperature", self.defaults.temperature),
             top_k=top_k if 0 < top_k < info.vocab_size else 0,
             top_p=top_p if top_p > 0 else 1.0,
@@ -158,7 +171,20 @@ class RequestReader:
             seed=options["seed"] if "seed" in options else secrets.randbits(63),
             ignore_eos=options.get("ignore_eos", False) or (end_id is not None and not own_ends),
             stop_token_ids=self._stop_token_ids(options, own_ends, info),
+            repetition_penalty=options.get("repetition_penalty", self.defaults.repetition_penalty),
+            presence_penalty=options.get("presence_penalty", 0.0),
+            frequency_penalty=options.get("frequency_penalty", 0.0),
+            logit_bias=_logit_bias(options, info),
+            bad_words=self._bad_words(options),
+            logprobs=options.get("logprobs", 0) if outputs.any_logprob else None,
+            prompt_logprobs=options.get("prompt_logprobs"),
         )
+
+    def _bad_words(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+        """Each word's ids as it stands inside a text and after a space."""
+        words = [word.lstrip(" ") or word for word in options.get("bad_words", ())]
+        spellings = [tuple(self.tokenizer.encode_segment(before + word)) for word in words for before in ("", " ")]
+        return tuple(dict.fromkeys(spelling for spelling in spellings if spelling))
 
     def _stop_token_ids(self, options: Mapping[str, Any], end_ids: list[int], info: ModelInfo) -> tuple[int, ...]:
         given = _checked_ids("stop_token_ids", options.get("stop_token_ids", ()), info)
@@ -247,6 +273,26 @@ def _load_json(name: str, source: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is no valid JSON: {error}.") from None
     return value
+
+
+def _outputs(options: Mapping[str, Any]) -> Outputs:
+    """What `return_…` switches on; asking for logprobs alone does too."""
+    implied = {f"return_{name}": True for name in ("logprobs", "prompt_logprobs") if name in options}
+    wanted = implied | dict(options)
+    return Outputs(**{name: wanted.get(f"return_{name}", False) for name in Outputs.__dataclass_fields__})
+
+
+def _min_tokens(options: Mapping[str, Any]) -> int:
+    low, high = options.get("min_tokens", 0), options.get("max_tokens")
+    if high is not None and low > high:
+        raise RequestError(f"min_tokens is {low}; allowed: up to max_tokens, which is {high}.")
+    return int(low)
+
+
+def _logit_bias(options: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, float], ...]:
+    pairs: tuple[tuple[int, float], ...] = options.get("logit_bias", ())
+    _checked_ids("logit_bias", [token for token, _ in pairs], info)
+    return pairs
 
 
 def _checked_ids(name: str, ids: Sequence[int], info: ModelInfo) -> list[int]:

@@ -11,13 +11,16 @@ from limpet.backend.front_end.errors import coded_text
 from limpet.backend.front_end.request import Outputs
 from limpet.backend.link.messages import ErrorCode, FinishReason
 
-_NO_OUTPUTS = Outputs(*[False] * 6)
+_NO_OUTPUTS = Outputs()
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """What one response says; the counts beside `ids` are constant over an answer, but for `session_tokens`."""
+    """What one response says; the counts beside `ids` are constant over an answer, but for `session_tokens`.
+
+    `log_probs` are those of `ids`, `logprobs` the same with alternatives, as JSON; `prompt_logprobs` comes once.
+    """
 
     text: str
     ids: Sequence[int] = ()
@@ -25,6 +28,10 @@ class AnswerPart:
     num_input_tokens: int = 0
     num_cached_tokens: int = 0
     session_tokens: int = 0
+    log_probs: Sequence[float] = ()
+    cumulative_logprob: float = 0.0
+    logprobs: str = "[]"
+    prompt_logprobs: str | None = None
 
 
 class Responder:
@@ -62,6 +69,7 @@ def _tensors(part: AnswerPart, outputs: Outputs) -> list[Any]:
         tensors.append(_strings("finish_reason", part.finish_reason or "None"))
     if outputs.output_ids:
         tensors.append(pb_utils.Tensor("output_ids", np.array(part.ids, dtype=np.int32)))
+    tensors += _logprob_tensors(part, outputs)
     counts = {
         "num_input_tokens": part.num_input_tokens,
         "num_output_tokens": len(part.ids),
@@ -70,6 +78,22 @@ def _tensors(part: AnswerPart, outputs: Outputs) -> list[Any]:
     }
     wanted = [name for name in counts if getattr(outputs, name)]
     return tensors + [pb_utils.Tensor(name, np.array([counts[name]], dtype=np.uint32)) for name in wanted]
+
+
+def _logprob_tensors(part: AnswerPart, outputs: Outputs) -> list[Any]:
+    tensors = []
+    cumulative = np.array([part.cumulative_logprob], dtype=np.float32)
+    if outputs.logprobs:
+        tensors.append(_strings("logprobs", part.logprobs))
+    if outputs.prompt_logprobs and part.prompt_logprobs is not None:
+        tensors.append(_strings("prompt_logprobs", part.prompt_logprobs))
+    if outputs.cumulative_logprob:
+        tensors.append(pb_utils.Tensor("cumulative_logprob", cumulative))
+    if outputs.log_probs:
+        tensors.append(pb_utils.Tensor("cum_log_probs", cumulative))
+        each = np.array([part.log_probs], dtype=np.float32)  # [1, num_tokens]
+        tensors.append(pb_utils.Tensor("output_log_probs", each))
+    return tensors
 
 
 def _strings(name: str, text: str) -> Any:

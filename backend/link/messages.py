@@ -183,8 +183,21 @@ class TurnBegun(Message):
     turns: list[TurnView]
 
 
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """An id's logprob and rank (1: the likeliest) in the model's own distribution, and the likeliest ids."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
 class TokenOutput(msgspec.Struct, array_like=True):
-    """New tokens of one request. The last one carries `finish_reason` or (`error_code`, `error`)."""
+    """New tokens of one request. The last one carries `finish_reason` or (`error_code`, `error`).
+
+    `logprobs` is empty or as long as `ids`; `prompt_logprobs`, of the prompt's ids after the first, come with the first
+    tokens.
+    """
 
     key: int
     ids: list[int]
@@ -192,6 +205,8 @@ class TokenOutput(msgspec.Struct, array_like=True):
     num_cached_tokens: int = 0  # constant over a request's outputs
     error_code: ErrorCode | None = None
     error: str = ""
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
 
 
 class Outputs(Message):

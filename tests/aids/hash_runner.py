@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from limpet.backend.core import RowWork, StepPlan
+from limpet.backend.core import RowWork, SampledStep, StepPlan
 from limpet.backend.link.messages import pack_ids
 
 
@@ -43,15 +43,15 @@ class HashRunner:
             self._write(work)
         return plan
 
-    def sample(self, plan: StepPlan, on_ready: Callable[[], None] | None = None) -> "Future[list[int]]":
+    def sample(self, plan: StepPlan, on_ready: Callable[[], None] | None = None) -> "Future[SampledStep]":
         ids = []
         for work in plan.work:
             if work.samples:
                 row = self._rows[work.row]
                 row.last_id = next_id(self._read(row, work.start + work.num_tokens), self._vocab_size)
                 ids.append(row.last_id)
-        future: Future[list[int]] = Future()
-        future.set_result(ids)
+        future: Future[SampledStep] = Future()
+        future.set_result(SampledStep(ids))
         if on_ready is not None:
             on_ready()
         return future

@@ -22,6 +22,11 @@ _DTYPES: dict[str, tuple[str, Any]] = {
     "top_k": ("INT32", np.int32),
     "temperature": ("FP32", np.float32),
     "top_p": ("FP32", np.float32),
+    "min_p": ("FP32", np.float32),
+    "repetition_penalty": ("FP32", np.float32),
+    "presence_penalty": ("FP32", np.float32),
+    "frequency_penalty": ("FP32", np.float32),
+    "bad_words": ("BYTES", np.object_),
     "seed": ("UINT64", np.uint64),
 }  # everything else is BOOL
 

@@ -91,7 +91,7 @@ def teacher_forced(runner: Runner, texts: list[list[int]], block_size: int, chun
         works.sort(key=lambda pair: pair[1].num_tokens > 1)
         handle = runner.forward(StepPlan([], starts, [work for _, work in works]))
         starts = []
-        logits = iter(handle.result.result()[1].float().cpu())
+        logits = iter(handle.result.result().logits.float().cpu())
         for index, work in works:
             if work.samples:
                 found[index][done[index] - 1] = next(logits)

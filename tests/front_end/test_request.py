@@ -1,20 +1,21 @@
 """Requests as clients send them: what is understood, what is refused and with which words."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from limpet.backend.checkpoint import GenerationDefaults
 from limpet.backend.front_end.errors import RequestError
-from limpet.backend.front_end.options import NO_OPS
+from limpet.backend.front_end.options import NO_OPS, OPTION_NAMES
 from limpet.backend.front_end.request import GenerationRequest, RawRequest, RequestReader, Session
 from limpet.backend.link.messages import ModelInfo
 from tests.front_end.sample_tokenizers import EOS, byte_level
 
 VOCAB = byte_level().vocab_size
 INFO = ModelInfo(engine_pid=1, session_len=512, vocab_size=VOCAB, max_batch_size=4, eos_token_ids=[1])
-DEFAULTS = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.9)
+DEFAULTS = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.9, repetition_penalty=1.05)
 
 
 def read(
@@ -153,6 +154,56 @@ def test_options_without_effect_are_accepted_only_at_their_no_op_value(option: A
 
 def test_options_of_no_meaning_here_are_accepted_at_any_value() -> None:
     read(sampling={"length_penalty": 1.7, "accumulate_tokens": True, "pad_id": 99}, bad_words=[b"", b""])
+
+
+def test_penalties_come_from_the_request_else_the_checkpoint() -> None:
+    params = read().params
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.05, 0.0, 0.0)
+    given = {"repetition_penalty": 1, "presence_penalty": -1, "frequency_penalty": "0.5"}
+    params = read(sampling=given).params
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, -1.0, 0.5)
+    for wrong in ({"repetition_penalty": 0}, {"presence_penalty": 101}, {"frequency_penalty": "much"}):
+        assert "allowed: numbers from" in refusal(sampling=wrong)
+
+
+def test_min_tokens_has_two_names_and_ends_at_max_tokens() -> None:
+    assert read(min_length=5).params.min_tokens == 5
+    assert read(min_tokens=50).params.max_tokens == 50, "a raw prompt's own limit gives way"
+    assert "up to max_tokens, which is 4" in refusal(min_tokens=5, max_tokens=4)
+
+
+def test_logit_bias_is_checked_id_by_id() -> None:
+    assert read(sampling={"logit_bias": {"3": -100, "4": "2.5"}}).params.logit_bias == ((3, -100.0), (4, 2.5))
+    assert read(parameters={"logit_bias": '{"3": 1}'}).params.logit_bias == ((3, 1.0),)
+    for token in (-1, VOCAB, 2**40):
+        assert f"0 to {VOCAB - 1}" in refusal(sampling={"logit_bias": {str(token): 1}})
+    for wrong in ([1], {"a": 1}, {"3": 101}, {"3": None}, {"3": "nan"}):
+        assert "logit_bias" in refusal(sampling={"logit_bias": wrong})
+
+
+def test_bad_words_are_banned_with_and_without_a_space_before_them() -> None:
+    encode = byte_level().encode_segment
+    expected = (tuple(encode("no")), tuple(encode(" no")))
+    assert read(bad_words=[b"no", b"", b" no"]).params.bad_words == expected
+    assert read(parameters={"bad_words": "no"}).params.bad_words == expected
+
+
+def test_every_option_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text("utf-8")
+    assert not [name for name in OPTION_NAMES if f"`{name}`" not in text]
+
+
+def test_asking_for_logprobs_switches_their_output_on() -> None:
+    nothing = read()
+    assert (nothing.params.logprobs, nothing.params.prompt_logprobs) == (None, None)
+    asked = read(sampling={"logprobs": 3, "prompt_logprobs": 0})
+    assert (asked.params.logprobs, asked.params.prompt_logprobs) == (3, 0)
+    assert (asked.outputs.logprobs, asked.outputs.prompt_logprobs) == (True, True)
+    switched_off = read(sampling={"logprobs": 3, "return_logprobs": False})
+    assert (switched_off.params.logprobs, switched_off.outputs.logprobs) == (None, False)
+    for switch in ("return_logprobs", "return_cumulative_logprob", "return_log_probs"):
+        assert read(parameters={switch: True}).params.logprobs == 0
+    assert "0 to 20" in refusal(sampling={"logprobs": 21})
 
 
 @pytest.mark.parametrize("stops", [None, [], [""], ""])
