@@ -26,7 +26,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass
 class _Row:
-    """What one row asks for; `start` is its place in the first step."""
+    """What one row asks for; its prompt, history included, has `num_prompt` ids."""
 
     params: SamplingParams
     num_prompt: int

@@ -14,7 +14,6 @@ from limpet.backend.core import RowStart, StepPlan
 from limpet.backend.link.messages import TokenLogprob
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot hold
-MAX_TOP = 20
 _SLICE = 128  # positions of a prompt whose logits are in memory at once
 
 
