@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -52,6 +53,12 @@ class Client:
     @property
     def address(self) -> str:
         return self.connection.address
+
+    def for_model(self, model: str) -> Client:
+        """A client of another model of the server, on the same connection: closing one closes both."""
+        twin = copy.copy(self)
+        twin._model = model
+        return twin
 
     @property
     def model(self) -> str:

@@ -70,20 +70,20 @@ class Tab:
 
 
 class Tabs:
-    """All tabs by the hash that Gradio gives each; the clients of the server's models are shared."""
+    """All tabs by the hash that Gradio gives each."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
-        self._clients: dict[str, AsyncClient] = {}
+        self._client = AsyncClient(address)
         self._libraries = Libraries()
         self._tabs: dict[str, Tab] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def client(self, model: str = "") -> AsyncClient:
-        """The client of a model; without a name that of whatever the server has."""
-        if model not in self._clients:
-            self._clients[model] = AsyncClient(self.address, model=model or None)
-        return self._clients[model]
+        """The client of a model; without a name that of whatever the server has. All use one connection.
+
+        So once the badge says "connected" a question gets through.
+        """
+        return self._client.for_model(model) if model else self._client
 
     def open(self, hash: str, stored: Any) -> Tab:
         """The tab of that hash; a new one is given what its browser has stored."""

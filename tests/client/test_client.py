@@ -260,6 +260,13 @@ def test_several_models_have_to_be_named(server: FakeServer, client: Client) -> 
     assert server.asked[0].model == "two"
 
 
+def test_one_connection_serves_several_models(server: FakeServer, client: Client) -> None:
+    server.models = {"one": 0, "two": 0}
+    client.for_model("two").generate("Hi")
+    client.for_model("one").generate("Hi")
+    assert [asked.model for asked in server.asked] == ["two", "one"]
+
+
 def test_a_server_without_models_says_so(server: FakeServer, client: Client) -> None:
     server.models = {}
     with pytest.raises(NotFound, match="no Limpet model"):
