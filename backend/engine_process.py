@@ -6,6 +6,7 @@ its socket and folder.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import select
@@ -57,13 +58,18 @@ class EngineProcess:
         self.router.watch(server_pidfd)
         self._left_alone_since: float | None = time.monotonic()
         self._stopping = False
-        self._stub_pids: set[int] = set()
+        self._stubs: dict[int, psutil.Process] = {}
         self.shm_regions: set[str] = set()
 
-    def await_stubs(self) -> None:
-        """Wait until the front ends' processes have ended, as they do by themselves after tritonserver."""
-        stubs = [psutil.Process(pid) for pid in self._stub_pids if psutil.pid_exists(pid)]
-        psutil.wait_procs(stubs, timeout=STUBS_END_WITHIN_S)
+    def end_stubs(self) -> None:
+        """Wait until the stubs have ended, as they do by themselves after tritonserver, and kill those that have not.
+
+        A stub that was sending when tritonserver was killed may wait for ever for a lock in their shared memory.
+        """
+        _, hanging = psutil.wait_procs(self._stubs.values(), timeout=STUBS_END_WITHIN_S)
+        for stub in hanging:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stub.kill()
 
     def stop(self) -> None:
         self._stopping = True
@@ -103,11 +109,17 @@ class EngineProcess:
                 self.service.handle(connection, message)
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
-        self._stub_pids.add(hello.pid)
+        self._note_stub(hello.pid)
         if hello.shm_region is not None:
             self.shm_regions.add(hello.shm_region)
         self._note_front_ends()
         self.router.send(connection, Welcome(self._info))
+
+    def _note_stub(self, pid: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)  # knows when it started: its number cannot be taken for another process
+            if any(part.endswith("triton_python_backend_stub") for part in process.cmdline()[:1]):
+                self._stubs[pid] = process
 
     def _run_admin(self, connection: Connection, message: Admin) -> None:
         try:
@@ -148,7 +160,7 @@ def _remove_leftovers(runtime: EngineRuntime, process: EngineProcess | None, ser
     if not _has_ended(server_pidfd):
         return
     if process is not None:
-        process.await_stubs()
+        process.end_stubs()
         for region in process.shm_regions:
             (Path("/dev/shm") / Path(region).name).unlink(missing_ok=True)
     root = runtime_root()
