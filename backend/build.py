@@ -11,6 +11,7 @@ from limpet.backend.cache_manager import CacheManager
 from limpet.backend.checkpoint import CheckpointDir, ModelConfig
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
+from limpet.backend.layers.linear import pack_linears
 from limpet.backend.models.registry import build_model
 from limpet.backend.runner import Runner
 from limpet.backend.scheduler import Scheduler
@@ -59,6 +60,8 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     wanted_len = _wanted_session_len(config, model_config)
     model = build_model(model_config, wanted_len, device, dtype)
     weight_bytes = load_weights(model, checkpoint) if config.load_format == "auto" else fill_with_noise(model)
+    if device.type == "cpu" and dtype == torch.float32:
+        pack_linears(model)
     runner = Runner(
         model,
         model_config,
