@@ -99,6 +99,17 @@ def test_killed_limpet_serve_leaves_nothing(chain_repository: Path) -> None:
         assert server.wait_end() == -signal.SIGKILL
 
 
+def test_stub_that_hangs_in_a_dead_servers_lock_is_ended_too(chain_repository: Path) -> None:
+    """As one may that was sending when tritonserver was killed; here it is stopped to be sure."""
+    with live_server(chain_repository) as server:
+        server.wait_ready()
+        server.note_regions()
+        for stub in server.processes(STUB):
+            stub.suspend()
+        server.process.kill()
+        assert server.wait_end() == -signal.SIGKILL
+
+
 def test_engine_and_stubs_killed_together_end_the_server(chain_repository: Path) -> None:
     """Nobody is left then who could tell limpet-serve."""
     with loaded_server(chain_repository) as (server, clients):
