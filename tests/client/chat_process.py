@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 WAIT_S = 60.0
+PATIENCE_S = 5.0  # of a person who pressed a key to no effect
 # Makes standard input the controlling terminal, so that Ctrl-C becomes SIGINT. Not as a preexec_fn: forking disturbs
 # the gRPC server that runs in the test's own process.
 _TAKE_TERMINAL = (
@@ -53,6 +54,36 @@ class ChatTerminal:
 
     def ctrl_c(self) -> None:
         self.type("\x03")
+
+    def ctrl_c_until(self, happened: Callable[[float], bool]) -> None:
+        """Ctrl-C at the prompt, and again: CPython's readline misses one that comes just before it waits for a key."""
+        deadline = time.monotonic() + WAIT_S
+        self.ctrl_c()
+        while not happened(PATIENCE_S):
+            assert time.monotonic() < deadline, f"Ctrl-C had no effect: {self._seen!r}"
+            self.ctrl_c()
+
+    def shows(self, text: str) -> Callable[[float], bool]:
+        """Whether `text` appears within so many seconds."""
+
+        def appeared(timeout_s: float) -> bool:
+            deadline = time.monotonic() + timeout_s
+            while (
+                text not in self._seen
+                and select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]
+            ):
+                self._seen += self._read(text)
+            return text in self._seen
+
+        return appeared
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether the process ends within so many seconds."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def ctrl_d(self) -> None:
         self.type("\x04")

@@ -67,12 +67,12 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_works(
         chat.expect("> ")
         chat.type("half a li")
         chat.expect("half a li")
-        chat.ctrl_c()
+        chat.ctrl_c_until(chat.shows("again"))
         chat.expect("again")
         chat.expect("> ")
         chat.type("another")
         chat.expect("another")
-        chat.ctrl_c()
+        chat.ctrl_c_until(chat.has_ended)
         assert chat.wait() == 0
 
 
