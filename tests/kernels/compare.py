@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 # Largest ||out - reference|| / ||reference||; float32 products are exact ones (no tf32).
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 def assert_close(name: str, out: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
