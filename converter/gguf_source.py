@@ -112,13 +112,31 @@ class _GGUFConfig:
         kind = self._file.metadata.get(f"{self._architecture}.rope.scaling.type", "none")
         if "rope_freqs.weight" in self._file.tensors:
             return self._llama3_scaling()
+        old_linear_factor = self._float("rope.scale_linear", 1.0)  # before there was rope.scaling.type
+        if kind == "none" and old_linear_factor != 1.0:
+            kind = "linear"
         if kind == "none":
             return None
         if kind not in ("linear", "yarn"):
             raise ConversionError(f"The GGUF file's rope scaling {kind!r} is not supported; known are linear, yarn.")
-        original = self._int("rope.scaling.original_context_length", self._int("context_length"))
-        factor = self._float("rope.scaling.factor", 1.0)
-        return RopeScaling(rope_type=kind, factor=factor, original_max_position_embeddings=original)
+        self._refuse_yarn_changes()
+        return RopeScaling(
+            rope_type=kind,
+            factor=self._float("rope.scaling.factor", old_linear_factor),
+            original_max_position_embeddings=self._int(
+                "rope.scaling.original_context_length", self._int("context_length")
+            ),
+            beta_fast=self._float("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=self._float("rope.scaling.yarn_beta_slow", 1.0),
+        )
+
+    def _refuse_yarn_changes(self) -> None:
+        """Raises ConversionError for a factor that changes YaRN in a way of llama.cpp's own."""
+        for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
+            key = f"rope.scaling.{name}"
+            value = self._file.metadata.get(f"{self._architecture}.{key}", 1.0)
+            if value != 1.0:
+                raise ConversionError(f"The GGUF file's {key} is {value!r}: not supported; allowed is 1.")
 
     def _llama3_scaling(self) -> RopeScaling:
         """Llama 3's scaling, which GGUF keeps as its result only: a divisor for every frequency.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,12 @@ def write_gguf(
     tokenizer: Tokenizer | None = None,
     sentencepiece: Sequence[Piece] = (),
     split_max_tensors: int = 0,
+    numbers: Mapping[str, float] | None = None,
 ) -> None:
-    """The model as llama.cpp's converter writes it: its names, its q/k order, tokenizer and template as metadata."""
+    """The model as llama.cpp's converter writes it: its names, its q/k order, tokenizer and template as metadata.
+
+    `numbers` are more of the architecture's float metadata, by key.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     writer.add_context_length(config.max_position_embeddings)
@@ -90,6 +94,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _add_rope_scaling(writer, config)
+    for key, value in (numbers or {}).items():
+        writer.add_float32(f"{architecture}.{key}", value)
     if sentencepiece:
         _add_sentencepiece(writer, sentencepiece)
     elif tokenizer is not None:

@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.converter.cli import main
@@ -38,6 +39,41 @@ def test_gguf_and_safetensors_of_the_same_model_give_the_same_settings(tmp_path:
         assert getattr(file.model_config(), name) == getattr(folder.model_config(), name), name
     assert file.tokenizer_config() == folder.tokenizer_config()
     assert file.chat_template() == folder.chat_template()
+
+
+def test_linear_scaling_under_its_old_key_counts(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build_tiny(), numbers={"rope.scale_linear": 4.0})
+    scaling = run_convert(tmp_path / "tiny.gguf", tmp_path).model_config().rope_scaling
+    assert scaling is not None
+    assert (scaling.rope_type, scaling.factor) == ("linear", 4.0)
+
+
+def test_yarn_takes_the_ramp_of_the_file(tmp_path: Path) -> None:
+    numbers = {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 2.0}
+    write_gguf(tmp_path / "tiny.gguf", _yarn_model(), numbers=numbers)
+    scaling = run_convert(tmp_path / "tiny.gguf", tmp_path).model_config().rope_scaling
+    assert scaling is not None
+    assert (scaling.rope_type, scaling.factor, scaling.beta_fast, scaling.beta_slow) == ("yarn", 8.0, 4.0, 2.0)
+
+
+@pytest.mark.parametrize("name", ["attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"])
+def test_yarn_in_a_way_of_llama_cpps_own_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", _yarn_model(), numbers={f"rope.scaling.{name}": 1.5})
+    assert main([str(tmp_path / "tiny.gguf"), f"--dst={tmp_path}"]) == 1
+    assert f"rope.scaling.{name} is 1.5: not supported" in capsys.readouterr().err.replace("\n", " ")
+
+
+def _yarn_model() -> PreTrainedModel:
+    model = build_tiny()
+    model.config.rope_parameters = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    }
+    return model
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
