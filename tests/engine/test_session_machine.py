@@ -66,7 +66,7 @@ HASH_MACHINES = [SmallPoolMachine, NoPrefixMachine, RoomyMachine]
 
 @pytest.mark.parametrize("machine", HASH_MACHINES)
 def test_sessions_equal_the_reference_in_any_order_of_events(machine: type[SessionMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings_for(1000))
+    run_state_machine_as_test(machine, settings=settings_for(500))
 
 
 @pytest.mark.long

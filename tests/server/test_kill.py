@@ -116,7 +116,8 @@ def test_engine_and_stubs_killed_together_end_the_server(chain_repository: Path)
         server.note_regions()
         kill([*server.processes(ENGINE), *server.processes(STUB)])
         assert server.wait_end() == 1
-        assert "died" in server.log()
+        # tritonserver 2.51 now and then aborts by itself when all its stubs go at once
+        assert "died" in server.log() or "tritonserver was killed by signal 6" in server.log()
         _assert_all_end(clients, BROKEN_OFF_S)
 
 
