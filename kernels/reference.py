@@ -77,6 +77,11 @@ def decode_attention(
     lengths = kv_lens.tolist()
     groups = _length_groups(lengths)
     for members in groups:
+        if len(members) == 1:
+            row = members[0]
+            k, v = (_cached(cache, block_tables[row], lengths[row]) for cache in (k_cache, v_cache))
+            out[row] = _single_decode(q[row], k, v, scale)
+            continue
         rows = members if len(groups) > 1 else slice(None)
         longest = max(lengths[row] for row in members)
         out[rows] = _padded_decode(q[rows], k_cache, v_cache, block_tables[rows], kv_lens[rows], longest, scale)
@@ -105,9 +110,7 @@ def prefill_attention(
     starts = cu_q_lens.tolist()
     for index, kv_len in enumerate(kv_lens.tolist()):
         tokens = slice(starts[index], starts[index + 1])
-        blocks = block_tables[index, : -(-kv_len // k_cache.shape[1])]
-        k = k_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]  # [kv_len, num_kv_heads, head_dim]
-        v = v_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]
+        k, v = (_cached(cache, block_tables[index], kv_len) for cache in (k_cache, v_cache))
         out[tokens] = _causal_attention(q[tokens], k, v, scale)
     return out
 
@@ -179,6 +182,18 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def _cached(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
+    """The first `length` positions [length, num_kv_heads, head_dim] of the sequence with this block table."""
+    return cache.index_select(0, block_table[: -(-length // cache.shape[1])]).flatten(0, 1)[:length]
+
+
+def _single_decode(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """q [num_heads, head_dim] over k and v [length, num_kv_heads, head_dim], no position of them masked."""
+    grouped = q.reshape(1, k.shape[1], -1, q.shape[-1])  # query heads that share a KV head as rows of one product
+    k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
+    return F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(-1, v.shape[-1])
+
+
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     q_len, kv_len = q.shape[0], k.shape[0]
     groups = q.shape[1] // k.shape[1]
@@ -205,10 +220,8 @@ def _padded_decode(
     k = k_cache.flatten(0, 1).index_select(0, slots).view(num_seqs, longest, num_kv_heads, k_cache.shape[-1])
     v = v_cache.flatten(0, 1).index_select(0, slots).view(num_seqs, longest, num_kv_heads, v_cache.shape[-1])
     grouped = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    mask = None
-    if num_seqs > 1:
-        mask = torch.zeros(num_seqs, 1, 1, longest, dtype=q.dtype, device=q.device)
-        mask.masked_fill_(beyond[:, None, None], float("-inf"))
+    mask = torch.zeros(num_seqs, 1, 1, longest, dtype=q.dtype, device=q.device)
+    mask.masked_fill_(beyond[:, None, None], float("-inf"))
     out = F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale)
     return out.reshape(num_seqs, num_heads, v.shape[-1])
 
