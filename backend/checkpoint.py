@@ -21,6 +21,20 @@ Weight names (shapes [out, in]; I = intermediate_size; biases and norms only whe
     layers.N.o_proj.weight [hidden, heads * head_dim] (+ .bias)
     layers.N.gate_up_proj.weight [2 I, hidden] (+ .bias): gate rows, up rows
     layers.N.down_proj.weight [hidden, I] (+ .bias)
+
+DeepSeek-V2 has other layers (H heads, nope = qk_nope_head_dim, rope = qk_rope_head_dim, R = kv_lora_rank, Q =
+q_lora_rank, E routed and S shared experts, M = the experts' intermediate size):
+    layers.N.input_norm.weight, layers.N.post_attention_norm.weight [hidden]
+    layers.N.q_kv_a_proj.weight [Q + R + rope, hidden]: query latents, K/V latents, the key's rotary part; where
+        q_lora_rank is None H * (nope + rope) rows of the queries themselves stand first
+    layers.N.q_a_norm.weight [Q], layers.N.q_b_proj.weight [H * (nope + rope), Q] (absent where q_lora_rank is None)
+    layers.N.kv_a_norm.weight [R]
+    layers.N.w_uk [H, nope, R], layers.N.w_uv [H, v_head_dim, R]: kv_b_proj's rows of keys and of values
+    layers.N.o_proj.weight [hidden, H * v_head_dim]
+    dense layers: layers.N.gate_up_proj.weight, layers.N.down_proj.weight as above
+    other layers: layers.N.router [E, hidden], layers.N.experts_gate_up [E + S, 2 M, hidden],
+        layers.N.experts_down [E + S, hidden, M]: a shared MLP of S * M columns is S experts that every token goes to
+    A head's rotary rows stand in half-split order, after its other rows.
 """
 
 from pathlib import Path
@@ -53,10 +67,39 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     truncate: bool = True
 
 
+class LatentAttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Multi-head latent attention: keys and values of all heads are made from one row of latents a token."""
+
+    q_lora_rank: int | None  # None: queries are projected directly
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def row_dim(self) -> int:
+        """Columns of a token's row in the cache: latents, then the rotated key part."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Mixture of experts: which layers have one, how tokens are routed. Scores are a softmax over all experts."""
+
+    num_experts: int  # routed ones
+    num_shared_experts: int
+    num_experts_per_token: int
+    intermediate_size: int  # of one expert
+    num_dense_layers: int  # leading layers with a plain MLP
+    num_groups: int = 1
+    num_groups_per_token: int = 1  # experts of the other groups are left out
+    scaling_factor: float = 1.0
+    normalizes_weights: bool = False  # a token's weights are divided by their sum, and not scaled
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The architecture's numbers, independent of the source's spelling."""
 
-    architecture: Literal["llama"]
+    architecture: Literal["llama", "deepseek_v2"]
     source_architecture: str  # as the source names it, for people to read
     hidden_size: int
     num_layers: int
@@ -78,6 +121,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType = "float32"  # of the weights on disk
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    latent_attention: LatentAttentionConfig | None = None  # of deepseek_v2
+    experts: ExpertsConfig | None = None  # of deepseek_v2; None: every layer is dense
+
+    @property
+    def rotary_dim(self) -> int:
+        """Rotated elements of a head."""
+        return self.head_dim if self.latent_attention is None else self.latent_attention.qk_rope_head_dim
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

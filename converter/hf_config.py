@@ -7,6 +7,8 @@ from typing import Any, TypedDict
 import msgspec
 
 from limpet.backend.checkpoint import DType, ModelConfig
+from limpet.converter.deepseek_config import complete_deepseek
+from limpet.converter.deepseek_layouts import hf_deepseek
 from limpet.converter.errors import ConversionError
 from limpet.converter.layouts import HF_LLAMA, INTERNLM2
 from limpet.converter.rope import context_limit, read_rope
@@ -59,12 +61,16 @@ def _qwen_window(config: _Config) -> int | None:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one `architectures` entry differs from the others; `defaults` are its values of absent keys."""
+    """How one `architectures` entry differs from the others; `defaults` are its values of absent keys.
 
-    layout: Layout = HF_LLAMA
+    `complete` makes a configuration with Llama's numbers, and config.json's keys, into the architecture's own.
+    """
+
+    layout: Callable[[ModelConfig], Layout] = lambda config: HF_LLAMA
     flags: Callable[[_Config], _Flags] = lambda config: {}
     window: Callable[[_Config], int | None] = lambda config: None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    complete: Callable[[Mapping[str, Any], ModelConfig], ModelConfig] = lambda keys, config: config
 
 
 _ARCHITECTURES = {
@@ -84,9 +90,12 @@ _ARCHITECTURES = {
         defaults={"max_position_embeddings": 32768, "head_dim": 128},
     ),
     "InternLM2ForCausalLM": Architecture(
-        layout=INTERNLM2,
+        layout=lambda config: INTERNLM2,
         flags=lambda c: {"qkv_bias": c.bias, "o_bias": c.bias},
         defaults={"max_position_embeddings": 2048},
+    ),
+    "DeepseekV2ForCausalLM": Architecture(
+        layout=hf_deepseek, defaults={"max_position_embeddings": 2048}, complete=complete_deepseek
     ),
 }
 # Keys whose null says something else than their absence.
@@ -111,7 +120,7 @@ def read_model_config(raw: Mapping[str, Any], dtype: DType) -> ModelConfig:
     config = as_record(keys, _Config, "config.json")
     _refuse_unsupported(config)
     theta, scaling = read_rope(keys)
-    return ModelConfig(
+    model = ModelConfig(
         architecture="llama",
         source_architecture=name,
         hidden_size=config.hidden_size,
@@ -131,6 +140,7 @@ def read_model_config(raw: Mapping[str, Any], dtype: DType) -> ModelConfig:
         bos_token_id=config.bos_token_id,
         **architecture.flags(config),
     )
+    return architecture.complete(keys, model)
 
 
 def _refuse_unsupported(config: _Config) -> None:

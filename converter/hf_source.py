@@ -62,7 +62,8 @@ def open_hf_folder(folder: Path) -> Source:
     store = HFStore(folder)
     tokenizer = read_hf_tokenizer(folder, raw)
     config = read_model_config(raw, main_dtype(store.tensors))
-    return Source(f"Hugging Face folder, {name}", folder.resolve().name, config, architecture.layout, store, tokenizer)
+    layout = architecture.layout(config)
+    return Source(f"Hugging Face folder, {name}", folder.resolve().name, config, layout, store, tokenizer)
 
 
 def _find_format(folder: Path) -> _Format:

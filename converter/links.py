@@ -9,7 +9,7 @@ from limpet.backend.checkpoint import FileEntry, ModelConfig
 from limpet.converter.errors import ConversionError
 from limpet.converter.rules import Step
 from limpet.converter.source import TensorStore
-from limpet.converter.weights import Progress, make_tensor, torch_dtype
+from limpet.converter.weights import Progress, read_parts, torch_dtype
 
 _CHUNK_BYTES = 1 << 24
 LinkedSteps = Mapping[Path, list[Step]]
@@ -44,7 +44,7 @@ def link_files(
     entries = {}
     for path, steps in linked.items():
         for step in steps:
-            progress(make_tensor(step, store, config).nbytes)
+            progress(sum(part.nbytes for part in read_parts(step, store, config)))
         target = folder / link_name(path)
         # The file itself: Hugging Face's cache holds symbolic links to it.
         os.link(path.resolve(), target)

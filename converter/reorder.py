@@ -7,15 +7,16 @@ from limpet.backend.checkpoint import ModelConfig
 
 def query_half_split(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Query rows of interleaved rotary pairs (2i, 2i + 1), as in GGUF and Meta files, to half-split pairs."""
-    return _half_split(tensor, config.num_heads)
+    return half_split_pairs(tensor, config.num_heads)
 
 
 def key_half_split(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """The same for key rows, of which there are fewer heads."""
-    return _half_split(tensor, config.num_kv_heads)
+    return half_split_pairs(tensor, config.num_kv_heads)
 
 
-def _half_split(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+def half_split_pairs(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of `num_heads` heads in interleaved rotary pairs to half-split pairs."""
     half_dim = tensor.shape[0] // num_heads // 2
     pairs = tensor.reshape(num_heads, half_dim, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -2,14 +2,15 @@
 
 A layout is a list of rules. Each rule makes one target out of parts: read every part, reorder its rows where
 the source stores them differently, concatenate. `{i}` in a name stands for the layer. A rule of which the model's
-configuration has no target (a bias, an untied head) is idle.
+configuration has no target (a bias, an untied head) is idle. A target of three dimensions is a stack of matrices, and
+its rows are theirs, one matrix after the other.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -46,11 +47,16 @@ def main_dtype(tensors: Mapping[str, TensorInfo]) -> DType:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a target: `rows` says how many (None: all of them), `reorder` undoes the source's own order."""
+    """Rows of a target: `rows` says how many (None: all of them), `reorder` undoes the source's own order.
+
+    Where the source's tensor holds other things too, or lies otherwise, `shape` says what it is and `reorder` takes the
+    rows out of it.
+    """
 
     source: str
     rows: RowCount | None = None
     reorder: Reorder | None = None
+    shape: Callable[[ModelConfig], Shape] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def _expand(layout: Layout, num_layers: int) -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     for rule in layout.rules:
         for layer in range(num_layers) if "{i}" in rule.target else (0,):
-            parts = (Part(p.source.format(i=layer), p.rows, p.reorder) for p in rule.parts)
+            parts = (replace(part, source=part.source.format(i=layer)) for part in rule.parts)
             rules[rule.target.format(i=layer)] = Rule(rule.target.format(i=layer), tuple(parts))
     return rules
 
@@ -129,10 +135,16 @@ def _listing(names: list[str]) -> str:
     return f"the tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{rest}"
 
 
+def _described_shape(part: Part, target: Shape, config: ModelConfig) -> Shape:
+    if part.shape is not None:
+        return part.shape(config)
+    rows = target[0] if part.rows is None else part.rows(config)
+    return (rows, *target[-1:]) if len(target) > 1 else (rows,)
+
+
 def _require_described(step: Step, config: ModelConfig, available: Mapping[str, TensorInfo]) -> None:
     for part in step.parts:
-        rows = step.shape[0] if part.rows is None else part.rows(config)
-        expected, found = (rows, *step.shape[1:]), available[part.source]
+        expected, found = _described_shape(part, step.shape, config), available[part.source]
         if found.shape != expected:
             raise ConversionError(
                 f"Tensor {part.source} has shape {list(found.shape)}, the configuration implies {list(expected)}."

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -114,12 +114,18 @@ class SafetensorsWriter:
         if error is None and self._pending:
             raise ValueError(f"tensor {self._pending[0][0]} was never written")
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Append the tensor, which must be the header's next one."""
+    def write(self, name: str, parts: Iterable[torch.Tensor]) -> None:
+        """Append the tensor, which must be the header's next one, from its rows in order."""
         expected, info = self._pending.pop(0)
-        if name != expected or TensorInfo(tuple(tensor.shape), tensor.dtype) != info:
-            raise ValueError(f"expected {expected} {info}, got {name} {tuple(tensor.shape)} {tensor.dtype}")
-        self._write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        if name != expected:
+            raise ValueError(f"expected {expected}, got {name}")
+        num_bytes = self._num_bytes + math.prod(info.shape) * info.dtype.itemsize
+        for part in parts:
+            if part.dtype != info.dtype:
+                raise ValueError(f"{name} is to be {info.dtype}, got {part.dtype}")
+            self._write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
+        if self._num_bytes != num_bytes:
+            raise ValueError(f"{name} is off by {self._num_bytes - num_bytes} bytes of its shape {info.shape}")
 
     def entry(self) -> FileEntry:
         """Size and checksum of what was written."""

@@ -1,6 +1,6 @@
-"""Writing the weights: sharded, one tensor in memory at a time, each checked for numbers that no model can use."""
+"""Writing the weights: sharded, one source tensor in memory at a time, checked for numbers that no model can use."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -53,9 +53,7 @@ def write_weights(
         name = shard_name(number, len(shards))
         with SafetensorsWriter(folder / name, _infos(shard, dtype)) as writer:
             for step in shard:
-                tensor = make_tensor(step, store, config)
-                writer.write(step.target, tensor)
-                progress(tensor.nbytes)
+                writer.write(step.target, _reporting(read_parts(step, store, config), progress))
         entries[name] = writer.entry()
     return entries
 
@@ -64,10 +62,13 @@ def shard_name(number: int, num_shards: int) -> str:
     return f"weights-{number:05}-of-{num_shards:05}.safetensors"
 
 
-def make_tensor(step: Step, store: TensorStore, config: ModelConfig) -> torch.Tensor:
-    """The target weight of one step, in the type on disk."""
-    parts = list(_read_parts(step, store, config))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def read_parts(step: Step, store: TensorStore, config: ModelConfig) -> Iterator[torch.Tensor]:
+    """The target weight's rows in the type on disk, part by part."""
+    for part in step.parts:
+        source = store.read(part.source)
+        tensor = source.to(torch_dtype(config))
+        _require_finite(part.source, source, tensor)
+        yield tensor if part.reorder is None else part.reorder(tensor, config)
 
 
 def torch_dtype(config: ModelConfig) -> torch.dtype:
@@ -76,12 +77,10 @@ def torch_dtype(config: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def _read_parts(step: Step, store: TensorStore, config: ModelConfig) -> Iterator[torch.Tensor]:
-    for part in step.parts:
-        source = store.read(part.source)
-        tensor = source.to(torch_dtype(config))
-        _require_finite(part.source, source, tensor)
-        yield tensor if part.reorder is None else part.reorder(tensor, config)
+def _reporting(tensors: Iterable[torch.Tensor], progress: Progress) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        yield tensor
+        progress(tensor.nbytes)
 
 
 def _require_finite(name: str, source: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 Frequencies f_i = theta^(-2i/d). linear: f / factor. dynamic (NTK): theta grows once the context passes the original
 length. llama3: low frequencies divided by factor, a smooth ramp between the two wavelengths. yarn (Peng et al. 2023,
 section 3.2-3.4): interpolation below beta_slow rotations, extrapolation above beta_fast, a linear ramp between, and
-cos/sin multiplied by the attention factor.
+cos/sin multiplied by the attention factor; with `mscale_all_dim` a second factor belongs on the scores (softmax_factor).
 """
 
 import math
@@ -40,7 +40,7 @@ def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> None:
 
 
 def _frequencies(config: ModelConfig, session_len: int) -> Tensor:
-    dim, theta, scaling = config.head_dim, config.rope_theta, config.rope_scaling
+    dim, theta, scaling = config.rotary_dim, config.rope_theta, config.rope_scaling
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     if scaling is None:
         return 1.0 / theta**exponents
@@ -66,7 +66,7 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, config: ModelConfig, scaling: RopeScaling) -> Tensor:
-    dim = config.head_dim
+    dim = config.rotary_dim
     original = scaling.original_max_position_embeddings or config.max_position_embeddings
 
     def dimension_of(rotations: float) -> float:
@@ -78,6 +78,13 @@ def _yarn(frequencies: Tensor, config: ModelConfig, scaling: RopeScaling) -> Ten
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
     return frequencies / scaling.factor * ramp + frequencies * (1 - ramp)
+
+
+def softmax_factor(scaling: RopeScaling | None) -> float:
+    """What YaRN multiplies attention scores by where the configuration states `mscale_all_dim`, as DeepSeek's does."""
+    if scaling is None or not scaling.mscale_all_dim:
+        return 1.0
+    return _yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
 
 
 def _attention_factor(scaling: RopeScaling | None) -> float:

@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -261,8 +261,8 @@ def test_interruption_in_the_middle_leaves_nothing(
     written: list[str] = []
     write = SafetensorsWriter.write
 
-    def interrupted(self: SafetensorsWriter, name: str, tensor: torch.Tensor) -> None:
-        write(self, name, tensor)
+    def interrupted(self: SafetensorsWriter, name: str, parts: Iterable[torch.Tensor]) -> None:
+        write(self, name, parts)
         written.append(name)
         if len(written) == 3:
             signal.raise_signal(number)
