@@ -16,6 +16,7 @@ class AttentionMetadata:
     prefill_kv_lens: Tensor  # [num_prefills] int32
     cu_q_lens: Tensor  # [num_prefills + 1] int32, where each chunk begins among the prefill tokens
     max_q_len: int  # the longest chunk; 0: no prefills
+    prefill_context_lens: list[int]  # [num_prefills] positions before each chunk, on the host
 
     @property
     def num_decodes(self) -> int:

@@ -13,7 +13,7 @@ from limpet.backend.checkpoint import CheckpointDir, ModelConfig
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
 from limpet.backend.layers.linear import pack_linears
-from limpet.backend.models.llama import LlamaForCausalLM
+from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.models.registry import build_model
 from limpet.backend.runner import Runner
 from limpet.backend.scheduler import Scheduler
@@ -74,7 +74,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     )
     prefill_tokens = config.max_prefill_token_num or DEFAULT_PREFILL_TOKENS[device.type]
     step_bytes = runner.measure(prefill_tokens) if device.type == "cuda" else 0
-    block_bytes = _block_bytes(model_config, config.cache_block_seq_len, dtype)
+    block_bytes = model.cache_layout.block_bytes(config.cache_block_seq_len, dtype)
     cache_bytes = _cache_bytes(config, device, step_bytes)
     num_blocks = min(cache_bytes // block_bytes, _useful_blocks(config, wanted_len))
     session_len = min(wanted_len, num_blocks * config.cache_block_seq_len)
@@ -111,7 +111,7 @@ def _load(
     session_len: int,
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[LlamaForCausalLM, int]:
+) -> tuple[CausalLM, int]:
     """The model and its bytes of weights. To be called in a thread that ends before the engine works.
 
     OpenMP keeps a team of threads for every thread that computed. Once the teams have more threads than the machine
@@ -149,10 +149,6 @@ def _wanted_session_len(config: EngineConfig, model: ModelConfig) -> int:
     if config.session_len is not None and config.session_len > limit:
         raise ConfigError(f"session_len is {config.session_len}, the model's limit is {limit}: give at most that.")
     return config.session_len or limit
-
-
-def _block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
 def _cache_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:

@@ -43,6 +43,7 @@ class StepInputs:
     sampled_positions: Tensor  # [num_sampled] where the new ids will stand
     num_decodes: int
     max_q_len: int
+    prefill_context_lens: list[int]
     sampled_host_rows: list[int]
     sampled_host_positions: list[int]
     samples_all: bool  # every token's logits are sampled
@@ -127,6 +128,7 @@ class InputBatch:
             sampled_positions=sampled_positions,
             num_decodes=num_decodes + pad,
             max_q_len=int(counts[num_decodes:].max(initial=0)),
+            prefill_context_lens=[work.start for work in plan.work[num_decodes:]],
             sampled_host_rows=rows[sampled].tolist(),
             sampled_host_positions=kv_lens[sampled].tolist(),
             samples_all=len(sampled) == num_tokens,
@@ -161,6 +163,7 @@ class InputBatch:
             prefill_kv_lens=inputs.kv_lens[inputs.num_decodes :],
             cu_q_lens=inputs.cu_q_lens,
             max_q_len=inputs.max_q_len,
+            prefill_context_lens=inputs.prefill_context_lens,
         )
 
     def sample(self, inputs: StepInputs, logits: Tensor) -> Tensor:

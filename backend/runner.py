@@ -17,7 +17,7 @@ from limpet.backend.decode_graphs import DecodeGraphs, graph_sizes
 from limpet.backend.device_queue import device_queue
 from limpet.backend.input_batch import InputBatch, StepInputs
 from limpet.backend.logprobs import PromptPart, prompt_table, read_sampled, sampled_table
-from limpet.backend.models.llama import LlamaForCausalLM
+from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -48,7 +48,7 @@ class Runner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         config: ModelConfig,
         *,
         block_size: int,
@@ -70,17 +70,16 @@ class Runner:
 
     def allocate(self, num_blocks: int) -> None:
         """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write."""
-        config = self._config
-        shape = (config.num_layers, 2, num_blocks + 1, self._block_size, config.num_kv_heads, config.head_dim)
+        shape = self._model.cache_layout.shape(num_blocks + 1, self._block_size)
         self.cache = torch.empty(shape, dtype=self._dtype, device=self._device)  # nobody reads an unwritten slot
-        self._layer_caches = [(layer[0], layer[1]) for layer in self.cache]
+        self._layer_caches = [tuple(layer) for layer in self.cache]
         self._batch = InputBatch(
             self._num_rows,
             self._max_blocks,
             self._block_size,
             scratch_block=num_blocks,
             max_graph_rows=max(self._graph_sizes, default=0),
-            vocab_size=config.vocab_size,
+            vocab_size=self._config.vocab_size,
             device=self._device,
         )
 

@@ -139,13 +139,13 @@ def _slice(expert: int, dim: int) -> Reorder:
 
 def _query_half_split(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     heads = tensor.reshape(config.num_heads, config.head_dim, *tensor.shape[1:])
-    plain, rotary = heads.split([config.head_dim - config.rotary_dim, config.rotary_dim], dim=1)
+    plain, rotary = torch.split(heads, [config.head_dim - config.rotary_dim, config.rotary_dim], dim=1)
     rotary = half_split_pairs(rotary.flatten(0, 1), config.num_heads).view_as(rotary)
     return torch.cat((plain, rotary), dim=1).reshape(tensor.shape)
 
 
 def _latent_half_split(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    plain, rotary = tensor.split([_latent(config).kv_lora_rank, config.rotary_dim])
+    plain, rotary = torch.split(tensor, [_latent(config).kv_lora_rank, config.rotary_dim])
     return torch.cat((plain, half_split_pairs(rotary, 1)))
 
 

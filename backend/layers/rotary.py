@@ -3,7 +3,7 @@
 Frequencies f_i = theta^(-2i/d). linear: f / factor. dynamic (NTK): theta grows once the context passes the original
 length. llama3: low frequencies divided by factor, a smooth ramp between the two wavelengths. yarn (Peng et al. 2023,
 section 3.2-3.4): interpolation below beta_slow rotations, extrapolation above beta_fast, a linear ramp between, and
-cos/sin multiplied by the attention factor; with `mscale_all_dim` a second factor belongs on the scores (softmax_factor).
+cos/sin multiplied by the attention factor; with `mscale_all_dim` a second factor belongs on the scores, softmax_factor.
 """
 
 import math

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from limpet.backend.attention_metadata import AttentionMetadata
+from limpet.backend.cache_layout import CacheLayout
 from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.attention import PagedAttention
@@ -11,6 +12,7 @@ from limpet.backend.layers.embedding import Embedding
 from limpet.backend.layers.linear import Linear
 from limpet.backend.layers.norm import RMSNorm
 from limpet.backend.layers.rotary import Rotary, rotate
+from limpet.backend.models.causal_lm import CausalLM
 
 LayerCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, block_size, num_kv_heads, head_dim]
 Angles = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, head_dim / 2]
@@ -59,11 +61,12 @@ class DecoderLayer(nn.Module):
         return y
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(CausalLM):
     """Decoder-only transformer; positions below `session_len`."""
 
     def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
         super().__init__()
+        self.cache_layout = CacheLayout(config.num_layers, 2, (config.num_kv_heads, config.head_dim))
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -81,8 +84,3 @@ class LlamaForCausalLM(nn.Module):
             x = layer(x, residual, angles, cache, step)
         hidden: Tensor = self.norm(x, residual)
         return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden] -> logits [num_rows, vocab]."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits

@@ -1,17 +1,20 @@
 """Which class computes which architecture."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from limpet.backend.checkpoint import ModelConfig
+from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.models.llama import LlamaForCausalLM
 
-MODELS = {"llama": LlamaForCausalLM}
+MODELS: dict[str, Callable[[ModelConfig, int, torch.device], CausalLM]] = {
+    "llama": LlamaForCausalLM,
+}
 
 
-def build_model(config: ModelConfig, session_len: int, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
+def build_model(config: ModelConfig, session_len: int, device: torch.device, dtype: torch.dtype) -> CausalLM:
     """The model with uninitialised weights of `dtype` on `device`."""
     with device, _default_dtype(dtype):
         return MODELS[config.architecture](config, session_len, device)
