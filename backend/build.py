@@ -12,6 +12,7 @@ from limpet.backend.cache_manager import CacheManager
 from limpet.backend.checkpoint import CheckpointDir, ModelConfig
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
+from limpet.backend.layers.fixed_order import fix_order
 from limpet.backend.layers.linear import pack_linears
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.models.registry import build_model
@@ -36,6 +37,7 @@ class EngineSummary:
     max_batch_size: int
     max_prefill_token_num: int
     session_len: int
+    deterministic: bool
     step_bytes: int  # of the largest step's intermediate results; CUDA only
     graph_sizes: list[int]  # batch sizes of decodes with a CUDA graph
 
@@ -47,6 +49,8 @@ class EngineSummary:
             f"longest session {self.session_len} tokens, {self.max_batch_size} slots, "
             f"{self.max_prefill_token_num} prompt tokens a step",
         ]
+        if self.deterministic:
+            lines.append("deterministic: a request gives the same ids in any batch")
         if self.graph_sizes:
             sizes = ", ".join(map(str, self.graph_sizes))
             lines.append(f"largest step {self.step_bytes / gib:.2f} GiB; CUDA graphs for decodes of {sizes} rows")
@@ -59,10 +63,13 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     model_config = checkpoint.model_config()
     device = _device(config)
     dtype = _dtype(config, model_config, device)
+    _check_deterministic(config, model_config, device)
     wanted_len = _wanted_session_len(config, model_config)
     with ThreadPoolExecutor(max_workers=1) as loader:  # see _load
         load = loader.submit(_load, checkpoint, model_config, config.load_format, wanted_len, device, dtype)
         model, weight_bytes = load.result()
+    if config.deterministic:
+        fix_order(model)
     runner = Runner(
         model,
         model_config,
@@ -98,6 +105,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=prefill_tokens,
         session_len=session_len,
+        deterministic=config.deterministic,
         step_bytes=step_bytes,
         graph_sizes=graph_sizes,
     )
@@ -132,6 +140,15 @@ def _device(config: EngineConfig) -> torch.device:
         raise ConfigError("device is cuda, but torch finds no CUDA GPU: use cpu or auto.")
     use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+
+
+def _check_deterministic(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    if not config.deterministic:
+        return
+    if device.type != "cuda":
+        raise ConfigError("deterministic is true, which needs a GPU: on the CPU the allowed value is false.")
+    if model.architecture != "llama":
+        raise ConfigError(f"deterministic is true, which models of {model.architecture} do not offer: give false.")
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:

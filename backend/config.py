@@ -25,6 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tp: Annotated[int, Meta(ge=1)] = 1
     enable_prefix_caching: bool = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on the CPU, else as on disk
+    deterministic: bool = False  # CUDA: a request's ids do not depend on batch, chunking, cache hits or preemption
     device: Literal["auto", "cpu", "cuda"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, for measuring speed without a checkpoint's
     session_idle_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0

@@ -17,6 +17,7 @@ DESCRIPTIONS = {
     "tp": "GPUs that share the model (tensor parallel)",
     "enable_prefix_caching": "reuse the cache of equal beginnings: true or false",
     "dtype": "type to compute in: auto (float32 on the CPU, else as on disk), float32, bfloat16, float16",
+    "deterministic": "GPU: a request gives the same ids in any batch, at some cost: true or false",
     "device": "auto, cpu or cuda",
     "load_format": "auto, or dummy: random weights, for measuring speed",
     "session_idle_timeout_s": "seconds after which an idle session ends",

@@ -1,6 +1,8 @@
 """The Triton launchers under one name: the counterpart of `limpet.kernels.reference`. Importing it needs Triton."""
 
 from limpet.kernels.decode_attention import decode_attention
+from limpet.kernels.fixed_order_attention import fixed_order_decode_attention, fixed_order_prefill_attention
+from limpet.kernels.linear import linear
 from limpet.kernels.prefill_attention import prefill_attention
 from limpet.kernels.rms_norm import rms_norm
 from limpet.kernels.rotary import apply_rotary
@@ -11,6 +13,9 @@ from limpet.kernels.store_kv import store_kv
 __all__ = [
     "apply_rotary",
     "decode_attention",
+    "fixed_order_decode_attention",
+    "fixed_order_prefill_attention",
+    "linear",
     "prefill_attention",
     "rms_norm",
     "sample",

@@ -2,12 +2,37 @@
 
 Cache layout for all of them: k_cache [num_blocks, block_size, num_kv_heads, head_dim_qk], v_cache [num_blocks,
 block_size, num_kv_heads, head_dim_v]. A sequence's position p stands in block block_table[p // block_size], slot
-p % block_size. Slots that hold no position of the sequence may contain anything, NaN included.
+p % block_size. Slots that hold no position of the sequence may contain anything, NaN included. Latent attention and
+experts have files of their own.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from limpet.kernels.reference_experts import route, run_experts
+from limpet.kernels.reference_latent import (
+    expanded_attention,
+    latent_decode_attention,
+    merge_attention,
+    store_latents,
+)
+
+__all__ = [
+    "apply_rotary",
+    "decode_attention",
+    "expanded_attention",
+    "latent_decode_attention",
+    "merge_attention",
+    "prefill_attention",
+    "rms_norm",
+    "route",
+    "run_experts",
+    "sample",
+    "silu_and_mul",
+    "store_kv",
+    "store_latents",
+]
 
 INVALID_ID = -1
 
@@ -51,6 +76,14 @@ def silu_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """silu(gate) * up for gate_up [num_tokens, 2 * intermediate] = gate columns, then up columns."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.mul(F.silu(gate), up, out=out)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed_order: bool = False) -> Tensor:
+    """x W^T (+ b) for x [num_rows, num_ins], weight [num_outs, num_ins], bias [num_outs]; [num_rows, num_outs].
+
+    The order of additions is the library's here, whatever `fixed_order` says.
+    """
+    return F.linear(x, weight, bias)
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -113,6 +146,11 @@ def prefill_attention(
         k, v = (_cached(cache, block_tables[index], kv_len) for cache in (k_cache, v_cache))
         out[tokens] = _causal_attention(q[tokens], k, v, scale)
     return out
+
+
+# The order of additions is the library's here.
+fixed_order_decode_attention = decode_attention
+fixed_order_prefill_attention = prefill_attention
 
 
 def sample(

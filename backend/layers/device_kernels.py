@@ -20,6 +20,8 @@ class Kernels(Protocol):
 
     def silu_and_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor: ...
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed_order: bool = False) -> Tensor: ...
+
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None: ...
 
     def decode_attention(
@@ -45,6 +47,82 @@ class Kernels(Protocol):
         scale: float,
         out: Tensor | None = None,
     ) -> Tensor: ...
+
+    def fixed_order_decode_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        kv_lens: Tensor,
+        scale: float,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def fixed_order_prefill_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        max_q_len: int,
+        scale: float,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def store_latents(
+        self,
+        rows: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        latent_cache: Tensor,
+        slots: Tensor,
+    ) -> None: ...
+
+    def latent_decode_attention(
+        self,
+        q: Tensor,
+        latent_cache: Tensor,
+        block_tables: Tensor,
+        kv_lens: Tensor,
+        rank: int,
+        scale: float,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def expanded_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        k_rope: Tensor,
+        v: Tensor,
+        cu_q_lens: Tensor,
+        cu_kv_lens: Tensor,
+        max_q_len: int,
+        scale: float,
+        is_causal: bool,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def merge_attention(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None: ...
+
+    def route(
+        self,
+        x: Tensor,
+        router: Tensor,
+        top_k: int,
+        num_shared: int,
+        num_groups: int,
+        groups_per_token: int,
+        scaling_factor: float,
+        normalizes: bool,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def run_experts(self, x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor: ...
 
     def sample(
         self,

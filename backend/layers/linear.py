@@ -2,18 +2,23 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from limpet.backend.layers.device_kernels import kernels_for
 
 _PACKED_FOR_ROWS = 8  # the layout of this row count is the quickest for 1 to 32 rows (docs/benchmarks.md)
 
 
 class Linear(nn.Module):
-    """y = x W^T (+ b) for x [num_tokens, in]."""
+    """y = x W^T (+ b) for x [num_tokens, in].
+
+    With `fixed_order` a row's bits do not depend on the other rows, nor on how many there are (CUDA).
+    """
 
     def __init__(self, num_in: int, num_out: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_out, num_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(num_out), requires_grad=False) if bias else None
+        self.fixed_order = False
         self._packed: Tensor | None = None
 
     def pack(self) -> None:
@@ -25,7 +30,7 @@ class Linear(nn.Module):
         if self._packed is not None:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
             return y
-        return F.linear(x, self.weight, self.bias)
+        return kernels_for(x.device).linear(x, self.weight, self.bias, fixed_order=self.fixed_order)
 
 
 def pack_linears(model: nn.Module) -> None:

@@ -27,6 +27,7 @@ SETTINGS = {
     "tp": "2",
     "enable_prefix_caching": "false",
     "dtype": "bfloat16",
+    "deterministic": "true",
     "device": "cpu",
     "load_format": "dummy",
     "session_idle_timeout_s": "60.0",

@@ -4,7 +4,9 @@ Triton decides when it is imported (tests/conftest.py), so a process has one of 
 """
 
 import os
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,3 +25,17 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
     wanted: torch.dtype = getattr(torch, request.param)
     return wanted
+
+
+@pytest.fixture
+def rowwise_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter adds up each element of a tile's product alike, as a GPU does; numpy's order depends on its place.
+
+    Only for what is interpreted: a GPU's tests may use the fixture too.
+    """
+    if INTERPRETED:
+
+        def matmul(a: Any, b: Any, dtype: Any) -> Any:
+            return (a[:, None, :].astype(dtype) * np.ascontiguousarray(b.T)[None].astype(dtype)).sum(-1)
+
+        monkeypatch.setattr(np, "matmul", matmul)
