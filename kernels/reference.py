@@ -2,37 +2,12 @@
 
 Cache layout for all of them: k_cache [num_blocks, block_size, num_kv_heads, head_dim_qk], v_cache [num_blocks,
 block_size, num_kv_heads, head_dim_v]. A sequence's position p stands in block block_table[p // block_size], slot
-p % block_size. Slots that hold no position of the sequence may contain anything, NaN included. Latent attention and
-experts have files of their own.
+p % block_size. Slots that hold no position of the sequence may contain anything, NaN included.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from limpet.kernels.reference_experts import route, run_experts
-from limpet.kernels.reference_latent import (
-    expanded_attention,
-    latent_decode_attention,
-    merge_attention,
-    store_latents,
-)
-
-__all__ = [
-    "apply_rotary",
-    "decode_attention",
-    "expanded_attention",
-    "latent_decode_attention",
-    "merge_attention",
-    "prefill_attention",
-    "rms_norm",
-    "route",
-    "run_experts",
-    "sample",
-    "silu_and_mul",
-    "store_kv",
-    "store_latents",
-]
 
 INVALID_ID = -1
 
