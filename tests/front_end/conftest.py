@@ -1,6 +1,7 @@
 """A front end as in Triton's stub, with an engine that the test plays."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,15 @@ DIGEST = "digest"
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRuntime:
-    monkeypatch.setenv("LIMPET_RUNTIME_DIR", str(tmp_path / "run"))
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """LIMPET_RUNTIME_DIR names an empty folder with a short path: Unix sockets stand in it."""
+    with tempfile.TemporaryDirectory(prefix="lt-", dir="/tmp") as folder:
+        monkeypatch.setenv("LIMPET_RUNTIME_DIR", folder)
+        yield
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, runtime_dir: None) -> EngineRuntime:
     runtime = EngineRuntime.for_model(tmp_path, os.getpid())
     runtime.prepare()
     return runtime

@@ -22,9 +22,8 @@ Answer = Callable[[Admin], Message]
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path: Path, runtime_dir: None) -> Path:
     """Of limpet_admin and the models alpha and beta."""
-    monkeypatch.setenv("LIMPET_RUNTIME_DIR", str(tmp_path / "run"))
     for name in ("alpha", "beta"):
         folder = tmp_path / "repository" / name / "1" / "checkpoint"
         folder.mkdir(parents=True)
