@@ -12,6 +12,7 @@ from limpet.backend.cache_manager import CacheManager
 from limpet.backend.checkpoint import CheckpointDir, ModelConfig
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
+from limpet.backend.guide_compiler import GuideCompiler
 from limpet.backend.layers.fixed_order import fix_order
 from limpet.backend.layers.linear import pack_linears
 from limpet.backend.models.causal_lm import CausalLM
@@ -109,7 +110,11 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         step_bytes=step_bytes,
         graph_sizes=graph_sizes,
     )
-    return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=model_config.vocab_size), summary
+    guides = GuideCompiler(checkpoint, model_config.vocab_size, model_config.eos_token_ids)
+    engine = Engine(
+        runner, scheduler, cache, session_len=session_len, vocab_size=model_config.vocab_size, guides=guides
+    )
+    return engine, summary
 
 
 def _load(

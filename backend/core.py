@@ -7,13 +7,16 @@ other ranks.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from limpet.backend.link.messages import ErrorCode, FinishReason, TokenLogprob
 from limpet.backend.prefix_hash import chain_root
 from limpet.backend.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from limpet.backend.guide_compiler import Guidance
 
 SequenceKey: TypeAlias = Hashable
 
@@ -56,6 +59,7 @@ class Sequence:
     cache_salt: str = ""
     stop_ids: frozenset[int] = frozenset()
     cached_prefix: CachedPrefix = field(default_factory=CachedPrefix)  # when it does not run
+    guidance: "Guidance | None" = None  # set when it is queued, if its params have a guide
 
     arrival: int = 0  # rank in the order of arrival
     num_prompt: int = 0

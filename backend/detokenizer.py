@@ -188,6 +188,15 @@ class DetokenizerFactory:
             return SentencePieceDetokenizer(self._token_piece, strip["content"], strip["start"])
         return WindowDetokenizer(self._tokenizer.decode, lambda token_id: self._shown_token(token_id) != "")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to an answer's text; nothing for special tokens and the embedding's padding."""
+        if self._is_byte_level:
+            return self._token_bytes(token_id)
+        if self._steps is None:
+            return self._tokenizer.decode([token_id]).encode()
+        piece = self._token_piece(token_id)
+        return bytes([piece]) if isinstance(piece, int) else piece.encode()
+
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
         if known is None:

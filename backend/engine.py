@@ -1,18 +1,36 @@
 """The engine: one step on one screen, with one step in flight.
 
-`step` plans and launches a step while the one before is still running, then reads the earlier one's ids. A plain class:
-the engine process, offline use (`limpet.backend.offline`), tests and benchmarks all drive it the same way.
+`step` plans and launches a step while the one before is still running, then reads the earlier one's ids. Where guided
+decoding needs those ids to say what the next may be, the forward pass is launched all the same and only its sampling
+waits for them. A plain class: the engine process, offline use (`limpet.backend.offline`), tests and benchmarks all
+drive it the same way.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from limpet.backend.cache_manager import CacheManager
 from limpet.backend.core import CachedPrefix, RequestError, SampledStep, Sequence, SequenceOutput
-from limpet.backend.runner import Runner
+from limpet.backend.guide_compiler import GuideCompiler
+from limpet.backend.runner import ForwardHandle, Runner
 from limpet.backend.scheduler import ScheduledStep, Scheduler
+from limpet.backend.token_masks import TokenMasks
+
+_NO_ID = -1
+
+
+@dataclass
+class StepInFlight:
+    """A launched step; `sampled` is None as long as its guided rows wait for the ids of the step before."""
+
+    step: ScheduledStep
+    handle: ForwardHandle
+    on_ready: Callable[[], None] | None
+    launched_at: float
+    sampled: "Future[SampledStep] | None" = None
 
 
 class Engine:
@@ -22,16 +40,24 @@ class Engine:
     """
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, cache: CacheManager, *, session_len: int, vocab_size: int
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        cache: CacheManager,
+        *,
+        session_len: int,
+        vocab_size: int,
+        guides: GuideCompiler | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.cache = cache
+        self.guides = guides
         self.session_len = session_len
         self.vocab_size = vocab_size
         self.num_steps = 0  # completed
         self.last_step_s = 0.0  # the last completed step, from its launch to its ids
-        self._in_flight: deque[tuple[ScheduledStep, Future[SampledStep], float]] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request; raises RequestError if it can never be served or the queue is full."""
@@ -39,6 +65,9 @@ class Engine:
         room = self.session_len - len(sequence.tokens)
         if sequence.max_tokens > room:
             sequence.max_tokens, sequence.limit_reason = room, "context_full"
+        if sequence.params.guide is not None:
+            assert self.guides is not None, "this engine has no compiler for guides"
+            sequence.guidance = self.guides.begin(sequence.params.guide)
         self.scheduler.add(sequence)
 
     def stop(self, sequence: Sequence) -> None:
@@ -68,8 +97,10 @@ class Engine:
         step = self.scheduler.schedule()
         if step is None:
             return False
-        handle = self.runner.forward(step.plan)
-        self._in_flight.append((step, self.runner.sample(handle, on_ready), time.monotonic()))
+        launched = StepInFlight(step, self.runner.forward(step.plan), on_ready, time.monotonic())
+        self._in_flight.append(launched)
+        if not any(sequence.guidance is not None and sequence.num_pending > 1 for sequence in step.sampled()):
+            self._sample(launched)
         return True
 
     @property
@@ -78,15 +109,44 @@ class Engine:
 
     def is_ready(self) -> bool:
         """The oldest step in flight has its ids."""
-        return bool(self._in_flight) and self._in_flight[0][1].done()
+        sampled = self._in_flight[0].sampled if self._in_flight else None
+        return sampled is not None and sampled.done()
 
     def collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step in flight and hand out what it gave."""
-        step, sampled, launched_at = self._in_flight.popleft()
-        outputs = self.scheduler.update(step, sampled.result())
+        collected = self._in_flight.popleft()
+        assert collected.sampled is not None, "the oldest step in flight waits for no other"
+        sampled = collected.sampled.result()
+        self._advance_guidance(collected.step, sampled.ids)
+        for launched in self._in_flight:
+            if launched.sampled is None:
+                self._sample(launched)
+        outputs = self.scheduler.update(collected.step, sampled)
         self.num_steps += 1
-        self.last_step_s = time.monotonic() - launched_at
+        self.last_step_s = time.monotonic() - collected.launched_at
         return outputs
+
+    def _sample(self, launched: StepInFlight) -> None:
+        masks = self._token_masks(launched.step.sampled())
+        launched.sampled = self.runner.sample(launched.handle, masks, launched.on_ready)
+
+    def _token_masks(self, sequences: list[Sequence]) -> TokenMasks | None:
+        """The ids that the guided ones of a step's sampled sequences may go on with."""
+        guided = {
+            place: sequence.guidance
+            for place, sequence in enumerate(sequences)
+            if sequence.guidance is not None and not sequence.finished and not sequence.guidance.is_over
+        }
+        if not guided or self.guides is None:
+            return None
+        return TokenMasks(list(guided), self.guides.fill(list(guided.values())))
+
+    def _advance_guidance(self, step: ScheduledStep, ids: list[int]) -> None:
+        """Let each guided answer take its new id; one that its grammar does not take is none."""
+        for place, sequence in enumerate(step.sampled()):
+            guidance = sequence.guidance
+            if guidance is not None and not sequence.finished and ids[place] >= 0 and not guidance.accept(ids[place]):
+                ids[place] = _NO_ID
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every row and block is accounted for."""
@@ -96,6 +156,8 @@ class Engine:
         while self._in_flight:
             self.collect()
         self.runner.close()
+        if self.guides is not None:
+            self.guides.close()
 
     def _validate(self, sequence: Sequence) -> None:
         num_tokens = len(sequence.tokens)

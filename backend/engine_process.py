@@ -56,6 +56,8 @@ class EngineProcess:
         )
         self._server_pidfd = server_pidfd
         self.router.watch(server_pidfd)
+        if engine.guides is not None:
+            engine.guides.on_compiled = self.router.wake
         self._left_alone_since: float | None = time.monotonic()
         self._stopping = False
         self._stubs: dict[int, psutil.Process] = {}

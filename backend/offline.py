@@ -47,6 +47,8 @@ class LocalEngine:
         ]
         for sequence in sequences:
             self.engine.add(sequence)
+            if sequence.guidance is not None and (error := sequence.guidance.wait()) is not None:
+                raise error
         completions: dict[int, Completion] = {}
         while len(completions) < len(sequences):
             completions.update(self._step())
@@ -78,7 +80,8 @@ class LocalEngine:
 
 
 def new_sequence(key: object, prompt: list[int], params: SamplingParams, eos_ids: frozenset[int]) -> Sequence:
-    """A sequence that ends at the model's end ids (unless ignored) and at the request's own."""
-    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+    """A sequence that ends at the model's end ids (unless ignored, without a guide) and at the request's own."""
+    ignores_eos = params.ignore_eos and params.guide is None
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if ignores_eos else eos_ids)
     max_tokens = params.max_tokens if params.max_tokens is not None else 2**62
     return Sequence(key=key, tokens=list(prompt), params=params, max_tokens=max_tokens, stop_ids=stop_ids)

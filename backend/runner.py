@@ -19,6 +19,7 @@ from limpet.backend.input_batch import InputBatch, StepInputs
 from limpet.backend.logprobs import PromptPart, prompt_table, read_sampled, sampled_table
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.sampling_params import SamplingParams
+from limpet.backend.token_masks import TokenMasks
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -112,9 +113,13 @@ class Runner:
     def forward(self, plan: StepPlan) -> ForwardHandle:
         return ForwardHandle(self._queue.run(lambda: self._forward(plan)))
 
-    def sample(self, handle: ForwardHandle, on_ready: Callable[[], None] | None = None) -> "Future[SampledStep]":
+    def sample(
+        self, handle: ForwardHandle, masks: TokenMasks | None = None, on_ready: Callable[[], None] | None = None
+    ) -> "Future[SampledStep]":
         """The ids of the plan's sampling rows, in the plan's order; `on_ready` is called when they are there."""
-        sampled = self._queue.read(lambda: self._sample(handle.result.result()), lambda read: _unpack(handle, read))
+        sampled = self._queue.read(
+            lambda: self._sample(handle.result.result(), masks), lambda read: _unpack(handle, read)
+        )
         if on_ready is not None:
             sampled.add_done_callback(lambda _: on_ready())
         return sampled
@@ -154,16 +159,17 @@ class Runner:
         return self._model.logits(hidden if inputs.samples_all else hidden[inputs.sampled_tokens])
 
     @torch.inference_mode()
-    def _sample(self, forwarded: Forwarded) -> list[Tensor]:
+    def _sample(self, forwarded: Forwarded, masks: TokenMasks | None) -> list[Tensor]:
         """Ids, then the tables of logprobs, that of the sampled ids first."""
-        ids, wanted = self._ids(forwarded), forwarded.sampled_logprobs
+        ids, wanted = self._ids(forwarded, masks), forwarded.sampled_logprobs
         sampled = [sampled_table(forwarded.logits, ids, wanted)] if wanted else []
         return [ids, *sampled, *(table for _, table in forwarded.prompt_tables)]
 
-    def _ids(self, forwarded: Forwarded) -> Tensor:
+    def _ids(self, forwarded: Forwarded, masks: TokenMasks | None = None) -> Tensor:
         if not forwarded.inputs.sampled_host_rows:
             return torch.empty(0, dtype=torch.int64, device=self._device)
-        return self._batch.sample(forwarded.inputs, forwarded.logits)
+        logits = forwarded.logits if masks is None else masks.apply(forwarded.logits)
+        return self._batch.sample(forwarded.inputs, logits)
 
     def _full_plan(self, num_prefill_tokens: int, params: SamplingParams) -> StepPlan:
         """Prompts of so many tokens, then decodes in the rows that are left, all in block 0."""

@@ -1,6 +1,15 @@
 """What a request asks of the sampler; shared by the front ends, the link and the engine. No torch."""
 
+from typing import Literal
+
 import msgspec
+
+
+class Guide(msgspec.Struct, frozen=True, array_like=True):
+    """What form an answer must have: a JSON schema, a regular expression, or a grammar in GBNF with the rule root."""
+
+    kind: Literal["json_schema", "regex", "grammar"]
+    source: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -10,7 +19,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     and `top_p` 1 are off. `stop_token_ids` end the answer like the model's own end ids do, also under `ignore_eos`;
     before `min_tokens` neither can be chosen. `logit_bias` is (id, value) pairs, `bad_words` token sequences.
     `logprobs` and `prompt_logprobs` say how many of the likeliest ids are reported beside the chosen or given one; None
-    is off.
+    is off. A `guide` excludes ids that its form does not allow; where it is complete the model's own end ids alone are
+    left, whether `ignore_eos` or not.
     """
 
     max_tokens: int | None = None
@@ -29,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    guide: Guide | None = None
 
     @property
     def is_greedy(self) -> bool:

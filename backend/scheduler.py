@@ -84,6 +84,11 @@ class Scheduler:
         everybody = (*self.running, *self.waiting)
         return [sequence for sequence in everybody if sequence.deadline is not None and sequence.deadline < now]
 
+    def misguided(self) -> list[tuple[Sequence, RequestError]]:
+        """Waiting sequences whose guide turned out to be none that can be followed, and why."""
+        errors = [(each, each.guidance.error) for each in self.waiting if each.guidance is not None]
+        return [(sequence, error) for sequence, error in errors if error is not None]
+
     # ---- one step
 
     def schedule(self) -> ScheduledStep | None:
@@ -143,14 +148,18 @@ class Scheduler:
         return budget
 
     def _admit(self, step: ScheduledStep, budget: int) -> None:
-        while self.waiting and self._free_rows and budget > 0:
-            sequence = self.waiting[0]
+        for sequence in list(self.waiting):
+            if not self._free_rows or budget <= 0:
+                return
+            if sequence.guidance is not None and not sequence.guidance.is_ready:
+                continue  # its guide is being compiled: others may pass
             if sequence.num_pending:  # preempted with an id in flight: it is known at the next step
                 return
             copies = self.cache.attach(sequence, num_reserved=len(self.running))
             if copies is None:
                 return
-            self._start(step, self.waiting.pop(0), copies)
+            self.waiting.remove(sequence)
+            self._start(step, sequence, copies)
             budget -= self._compute(step, sequence, min(budget, sequence.num_uncomputed), [])
 
     def _start(self, step: ScheduledStep, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
@@ -225,7 +234,8 @@ def _seniority(sequence: Sequence) -> tuple[int, int]:
 
 
 def _no_id_error(sequence: Sequence) -> RequestError:
-    if sequence.params.bad_words or sequence.params.min_tokens:
-        reason = "bad_words and min_tokens exclude every token, or the model's logits are not finite."
+    params = sequence.params
+    if params.bad_words or params.min_tokens or params.guide is not None:
+        reason = "response_format, bad_words and min_tokens exclude every token, or the logits are not finite."
         return RequestError("INVALID_ARG", f"No token is left to choose: {reason}")
     return RequestError("INTERNAL", "The model's logits are not finite: its weights or dtype are at fault.")

@@ -129,6 +129,9 @@ class EngineService:
             self.engine.stop(sequence)
             error = RequestError("CANCELLED", "The request's timeout_ms passed before its answer was complete.")
             self.deliver([SequenceOutput(sequence, [], error=error)])
+        for sequence, error in self.engine.scheduler.misguided():
+            self.engine.stop(sequence)
+            self.deliver([SequenceOutput(sequence, [], error=error)])
         for session in self.sessions.expire():
             self.engine.cache.drop(session.cached)
 

@@ -23,6 +23,7 @@ from limpet.backend.front_end.option_values import (
     strings,
     text,
 )
+from limpet.backend.front_end.response_format import response_format, structured_outputs
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ OPTIONS = (
     Option("return_num_cached_tokens", boolean),
     Option("return_output_ids", boolean),
     Option("return_session_tokens", boolean),
+    Option("response_format", response_format),
+    Option("structured_outputs", structured_outputs, ("guided_decoding",)),
+    Option("guided_decoding_guide_type", text),
+    Option("guided_decoding_guide", text),
     Option("logprobs", integer(0, 20)),
     Option("prompt_logprobs", integer(0, 20)),
     Option("return_logprobs", boolean),
@@ -95,7 +100,6 @@ OPTIONS = (
     Option("return_log_probs", boolean),
 )
 NO_OPS = (
-    NoOp("response_format", ({"type": "text"},)),
     NoOp("lora_name", ("",)),
     NoOp("length_penalty", None),
     NoOp("pad_id", None),

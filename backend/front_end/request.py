@@ -10,8 +10,9 @@ from limpet.backend.chat_template import Message
 from limpet.backend.checkpoint import GenerationDefaults
 from limpet.backend.front_end.errors import RequestError
 from limpet.backend.front_end.options import IGNORED_PARAMETERS, IGNORED_PREFIX, resolve
+from limpet.backend.front_end.response_format import guided_decoding
 from limpet.backend.link.messages import ModelInfo
-from limpet.backend.sampling_params import SamplingParams
+from limpet.backend.sampling_params import Guide, SamplingParams
 from limpet.backend.tokenizer import Tokenizer
 
 RAW_PROMPT_MAX_TOKENS = 16  # where a raw prompt does not say; a chat may use the rest of the context
@@ -178,6 +179,7 @@ class RequestReader:
             bad_words=self._bad_words(options),
             logprobs=options.get("logprobs", 0) if outputs.any_logprob else None,
             prompt_logprobs=options.get("prompt_logprobs"),
+            guide=_guide(options),
         )
 
     def _bad_words(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -287,6 +289,18 @@ def _min_tokens(options: Mapping[str, Any]) -> int:
     if high is not None and low > high:
         raise RequestError(f"min_tokens is {low}; allowed: up to max_tokens, which is {high}.")
     return int(low)
+
+
+def _guide(options: Mapping[str, Any]) -> Guide | None:
+    given = [
+        options.get("response_format"),
+        options.get("structured_outputs"),
+        guided_decoding(options.get("guided_decoding_guide_type"), options.get("guided_decoding_guide")),
+    ]
+    guides = [guide for guide in given if guide is not None]
+    if len(guides) > 1:
+        raise RequestError("response_format is given twice, in two spellings; send one of them.")
+    return guides[0] if guides else None
 
 
 def _logit_bias(options: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, float], ...]:

@@ -43,7 +43,9 @@ class HashRunner:
             self._write(work)
         return plan
 
-    def sample(self, plan: StepPlan, on_ready: Callable[[], None] | None = None) -> "Future[SampledStep]":
+    def sample(
+        self, plan: StepPlan, masks: None = None, on_ready: Callable[[], None] | None = None
+    ) -> "Future[SampledStep]":
         ids = []
         for work in plan.work:
             if work.samples:

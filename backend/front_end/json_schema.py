@@ -1,0 +1,218 @@
+"""Which JSON schemas an answer can be held to.
+
+The grammar compiler (xgrammar) passes over what it cannot express, and some schemas no finite text fulfils. Both are
+refused here, with the place: an answer that comes back follows its schema. Only what the root reaches counts.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from limpet.backend.front_end.errors import RequestError
+from limpet.backend.front_end.option_values import shown
+
+_MAX_DEPTH = 64  # the compiler's time grows faster than the depth
+_MAX_MULTIPLE = 1024
+_RANGE = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_LENGTH = frozenset({"minLength", "maxLength"})
+_NUMBER = _RANGE | {"multipleOf"}
+_BY_TYPE: dict[str, frozenset[str]] = {
+    "object": frozenset(
+        {
+            "properties",
+            "required",
+            "additionalProperties",
+            "patternProperties",
+            "propertyNames",
+            "minProperties",
+            "maxProperties",
+            "unevaluatedProperties",
+        }
+    ),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"}),
+    "string": _LENGTH | {"pattern", "format"},
+    "integer": _NUMBER,
+    "number": _NUMBER,
+    "boolean": frozenset(),
+    "null": frozenset(),
+}
+_ASSERTIONS = frozenset({"type"}).union(*_BY_TYPE.values())
+_ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")  # what stands beside them would be passed over
+_UNSUPPORTED = (
+    *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
+)
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_SHAPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("properties", "patternProperties"), (dict,)),
+    **dict.fromkeys(("required", "prefixItems", "enum", "anyOf", "oneOf", "allOf"), (list,)),
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), (int,)),
+}
+
+
+def check_schema(schema: Any) -> None:
+    """Raises RequestError if an answer cannot be held to the schema, or no answer can fulfil it."""
+    checker = _Checker(schema)
+    checker.check(schema, "#", 0)
+    if not checker.is_finite(schema, frozenset()):
+        raise RequestError("The JSON schema cannot be fulfilled: it requires an object inside itself without end.")
+
+
+class _Checker:
+    """Walks over one schema document."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._seen: set[str] = set()  # references that were followed
+
+    def check(self, schema: Any, place: str, depth: int) -> None:
+        if isinstance(schema, bool):
+            return
+        if not isinstance(schema, Mapping):
+            raise RequestError(f"The JSON schema at {place} must be an object.")
+        if depth > _MAX_DEPTH:
+            raise RequestError(f"The JSON schema is nested deeper than {_MAX_DEPTH} levels.")
+        _check_keywords(schema, place)
+        if "$ref" in schema:
+            reference = schema["$ref"]
+            if reference not in self._seen:
+                target = self._target(reference, place)
+                self._seen.add(reference)
+                self.check(target, reference, depth + 1)
+        for name, child in _children(schema):
+            self.check(child, f"{place}/{name}", depth + 1)
+
+    def is_finite(self, schema: Any, above: frozenset[str]) -> bool:
+        """Whether some finite text fulfils the schema; `above` are the references being followed."""
+        if isinstance(schema, bool):
+            return schema
+        if "$ref" in schema:
+            reference = schema["$ref"]
+            return reference not in above and self.is_finite(self._target(reference, ""), above | {reference})
+        for name in ("anyOf", "oneOf"):
+            if name in schema:
+                return any(self.is_finite(each, above) for each in schema[name])
+        if "allOf" in schema:
+            return self.is_finite(schema["allOf"][0], above)
+        needed = {"object": _required(schema), "array": _first_items(schema)}
+        types = _types(schema, "") or [""]
+        return any(all(self.is_finite(each, above) for each in needed.get(name, ())) for name in types)
+
+    def _target(self, reference: Any, place: str) -> Any:
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise RequestError(f"The JSON schema at {place} refers to {reference!r}; allowed: # and #/….")
+        target = self._root
+        for part in reference.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(target, Mapping) or name not in target:
+                raise RequestError(f"The JSON schema has nothing at {reference}.")
+            target = target[name]
+        return target
+
+
+def _check_keywords(schema: Mapping[str, Any], place: str) -> None:
+    for name in _SHAPES.keys() & schema.keys():
+        if not isinstance(schema[name], _SHAPES[name]):
+            raise RequestError(f"{name} of the JSON schema at {place} is {shown(schema[name])}, of a wrong type.")
+    unsupported = [name for name in _UNSUPPORTED if name in schema]
+    if schema.get("uniqueItems", False) is not False:
+        unsupported.append("uniqueItems")
+    if unsupported:
+        raise RequestError(f"{unsupported[0]} of the JSON schema at {place} is not supported.")
+    alone = [name for name in _ALONE if name in schema]
+    if alone:
+        _check_alone(schema, alone, place)
+    else:
+        _check_types(schema, place)
+
+
+def _check_alone(schema: Mapping[str, Any], alone: list[str], place: str) -> None:
+    beside = [*alone[1:], *sorted(_ASSERTIONS & schema.keys())]
+    if alone[0] in ("enum", "const") and beside == ["type"] and _all_of_type(schema):
+        return
+    if beside:
+        raise RequestError(f"{beside[0]} beside {alone[0]} of the JSON schema at {place} is not supported.")
+    if alone[0] in ("anyOf", "oneOf", "allOf"):
+        if not schema[alone[0]]:
+            raise RequestError(f"{alone[0]} of the JSON schema at {place} is empty.")
+        if alone[0] == "allOf" and len(schema["allOf"]) > 1:
+            raise RequestError(f"allOf of the JSON schema at {place} is supported with one entry only.")
+
+
+def _all_of_type(schema: Mapping[str, Any]) -> bool:
+    values = schema["enum"] if "enum" in schema else [schema["const"]]
+    return all(_is_of_type(value, schema["type"]) for value in values)
+
+
+def _is_of_type(value: Any, names: Any) -> bool:
+    listed = names if isinstance(names, list) else [names]
+    types = tuple(each for name in listed for each in _PYTHON_TYPES.get(name, ()))
+    return isinstance(value, types) and (not isinstance(value, bool) or "boolean" in listed)
+
+
+def _check_types(schema: Mapping[str, Any], place: str) -> None:
+    types = _types(schema, place)
+    asserted = sorted(_ASSERTIONS & schema.keys())
+    if asserted and not types:
+        raise RequestError(f"{asserted[0]} of the JSON schema at {place} needs a type beside it.")
+    shapes = [name for name in ("format", "pattern") if name in schema] + sorted(_LENGTH & schema.keys())[:1]
+    if len(shapes) > 1:
+        raise RequestError(f"{shapes[1]} beside {shapes[0]} of the JSON schema at {place} is not supported.")
+    _check_multiple(schema, types, place)
+    undeclared = [name for name in schema.get("required", ()) if name not in schema.get("properties", {})]
+    if undeclared:
+        raise RequestError(f"The JSON schema at {place} requires {undeclared[0]!r}, which its properties lack.")
+
+
+def _types(schema: Mapping[str, Any], place: str) -> list[str]:
+    """The types that the schema names, or that the compiler infers."""
+    given = schema.get("type")
+    if given is None:
+        inferred = {"object": ("properties", "additionalProperties"), "array": ("items", "prefixItems")}
+        return [name for name, keywords in inferred.items() if any(keyword in schema for keyword in keywords)]
+    types = given if isinstance(given, list) else [given]
+    unknown = [name for name in types if not isinstance(name, str) or name not in _BY_TYPE]
+    if unknown or not types:
+        raise RequestError(f"type of the JSON schema at {place} is {given!r}; allowed: {', '.join(_BY_TYPE)}.")
+    return types
+
+
+def _check_multiple(schema: Mapping[str, Any], types: list[str], place: str) -> None:
+    multiple = schema.get("multipleOf")
+    if multiple is None or not {"integer", "number"} & set(types):
+        return
+    is_whole = isinstance(multiple, int) and 0 < multiple <= _MAX_MULTIPLE
+    if "number" in types or not is_whole or _RANGE & schema.keys():
+        allowed = f"on integers without a range, from 1 to {_MAX_MULTIPLE}"
+        raise RequestError(f"multipleOf of the JSON schema at {place} is supported {allowed}.")
+
+
+def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas directly inside one, with their places."""
+    for name in ("properties", "patternProperties"):
+        for key, child in schema.get(name, {}).items():
+            yield f"{name}/{key}", child
+    for name in ("additionalProperties", "propertyNames", "unevaluatedProperties", "items", "unevaluatedItems"):
+        if name in schema:
+            yield name, schema[name]
+    for name in ("prefixItems", "anyOf", "oneOf", "allOf"):
+        for index, child in enumerate(schema.get(name, ())):
+            yield f"{name}/{index}", child
+
+
+def _required(schema: Mapping[str, Any]) -> list[Any]:
+    return [schema["properties"][name] for name in schema.get("required", ())]
+
+
+def _first_items(schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas of the items that an array must have."""
+    count = schema.get("minItems", 0)
+    prefix = schema.get("prefixItems", [])[:count]
+    return [*prefix, *([schema["items"]] if count > len(prefix) and "items" in schema else [])]
