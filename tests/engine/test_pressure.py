@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from limpet.backend.config import EngineConfig
 from limpet.backend.core import RequestError
-from limpet.backend.offline import LocalEngine
+from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
 from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
@@ -30,10 +30,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, PreTr
 
 def engine_of(tiny: tuple[Path, PreTrainedModel], num_blocks: int, **settings: object) -> LocalEngine:
     config = EngineConfig(
-        max_batch_size=8,
         cache_block_seq_len=16,
         cache_bytes=num_blocks * BLOCK_BYTES,
-        **settings,  # type: ignore[arg-type]
+        **{"max_batch_size": 8, **settings},  # type: ignore[arg-type]
     )
     return LocalEngine(tiny[0], config)
 
@@ -98,8 +97,6 @@ def test_two_prompts_of_more_than_half_the_pool_both_end(tiny: tuple[Path, PreTr
 
 def test_running_answers_go_on_while_long_prompts_arrive(tiny: tuple[Path, PreTrainedModel]) -> None:
     """Decode first: one more token for the short request in every step that reads a piece of the long prompts."""
-    from limpet.backend.offline import new_sequence
-
     with engine_of(tiny, num_blocks=100, max_prefill_token_num=16) as local:
         engine = local.engine
         short = new_sequence("short", prompts(1, 5)[0], GREEDY, frozenset())
@@ -115,6 +112,20 @@ def test_running_answers_go_on_while_long_prompts_arrive(tiny: tuple[Path, PreTr
             generated += 1
         while engine.has_work:
             engine.step()
+
+
+def test_smaller_priority_is_served_first_and_equals_in_order_of_arrival(
+    tiny: tuple[Path, PreTrainedModel],
+) -> None:
+    with engine_of(tiny, num_blocks=100, max_batch_size=1) as local:
+        for name, priority in (("first", 0), ("late", 7), ("urgent", -3), ("second", 0), ("third", 0)):
+            sequence = new_sequence(name, prompts(1, 5)[0], SamplingParams(max_tokens=2), frozenset())
+            sequence.priority = priority
+            local.engine.add(sequence)
+        ended = []
+        while local.engine.has_work:
+            ended += [output.sequence.key for output in local.engine.step() if output.ends]
+    assert ended == ["urgent", "first", "second", "third", "late"]
 
 
 @pytest.mark.parametrize("shared", [15, 16, 17, 31, 32, 33])
