@@ -15,7 +15,8 @@ class AttentionMetadata:
     prefill_block_tables: Tensor  # [num_prefills, max_blocks] int32
     prefill_kv_lens: Tensor  # [num_prefills] int32
     cu_q_lens: Tensor  # [num_prefills + 1] int32, where each chunk begins among the prefill tokens
-    max_q_len: int  # the longest chunk; 0: no prefills
+    chunk_starts: Tensor  # [num_prefills + 1] int32, where each chunk begins among all tokens
+    max_q_len: int  # at least the longest chunk; 0: no prefills
     prefill_context_lens: list[int]  # [num_prefills] positions before each chunk, on the host
 
     @property

@@ -40,7 +40,8 @@ class EngineSummary:
     session_len: int
     deterministic: bool
     step_bytes: int  # of the largest step's intermediate results; CUDA only
-    graph_sizes: list[int]  # batch sizes of decodes with a CUDA graph
+    graph_decodes: list[int]  # batch sizes of decodes with a CUDA graph
+    graph_tokens: list[int]  # tokens of steps with prefills that have one
 
     def lines(self) -> list[str]:
         gib = 1 << 30
@@ -52,9 +53,11 @@ class EngineSummary:
         ]
         if self.deterministic:
             lines.append("deterministic: a request gives the same ids in any batch")
-        if self.graph_sizes:
-            sizes = ", ".join(map(str, self.graph_sizes))
-            lines.append(f"largest step {self.step_bytes / gib:.2f} GiB; CUDA graphs for decodes of {sizes} rows")
+        if self.graph_decodes:
+            lines.append(f"largest step {self.step_bytes / gib:.2f} GiB")
+            lines.append(f"CUDA graphs for decodes of {', '.join(map(str, self.graph_decodes))} rows")
+        if self.graph_tokens:
+            lines.append(f"CUDA graphs for mixed steps of {', '.join(map(str, self.graph_tokens))} tokens")
         return lines
 
 
@@ -71,17 +74,18 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         model, weight_bytes = load.result()
     if config.deterministic:
         fix_order(model)
+    prefill_tokens = config.max_prefill_token_num or DEFAULT_PREFILL_TOKENS[device.type]
     runner = Runner(
         model,
         model_config,
         block_size=config.cache_block_seq_len,
         num_rows=config.max_batch_size,
         session_len=wanted_len,
+        max_prefill_tokens=prefill_tokens,
         device=device,
         dtype=dtype,
     )
-    prefill_tokens = config.max_prefill_token_num or DEFAULT_PREFILL_TOKENS[device.type]
-    step_bytes = runner.measure(prefill_tokens) if device.type == "cuda" else 0
+    step_bytes = runner.measure() if device.type == "cuda" else 0
     block_bytes = model.cache_layout.block_bytes(config.cache_block_seq_len, dtype)
     cache_bytes = _cache_bytes(config, device, step_bytes)
     num_blocks = min(cache_bytes // block_bytes, _useful_blocks(config, wanted_len))
@@ -89,7 +93,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     if session_len < 2:
         raise ConfigError(f"The cache holds no block: one takes {block_bytes} bytes; raise cache_bytes.")
     runner.allocate(num_blocks)
-    graph_sizes = runner.capture()
+    captured = runner.capture()
     cache = CacheManager(
         BlockPool(num_blocks, config.cache_block_seq_len), enable_prefix_caching=config.enable_prefix_caching
     )
@@ -108,7 +112,8 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         session_len=session_len,
         deterministic=config.deterministic,
         step_bytes=step_bytes,
-        graph_sizes=graph_sizes,
+        graph_decodes=[shape.num_decodes for shape in captured.decodes],
+        graph_tokens=[shape.num_tokens for shape in captured.mixed],
     )
     guides = GuideCompiler(checkpoint, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(

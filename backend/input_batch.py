@@ -2,12 +2,12 @@
 
 Rows are stable: a sequence keeps its row while it runs. Each step writes only what changed (`apply`), then `inputs`
 lays out the step's tokens: decodes (one token each) first, then prefill chunks. One row more than sequences can have
-belongs to nobody: it pads a captured CUDA graph's batch, and all its positions stand in the scratch block.
+belongs to nobody: it pads a captured CUDA graph's step, and all its positions stand in the scratch block.
 """
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,16 @@ from limpet.backend.staging import ALIGNMENT, Array, send
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 UNKNOWN_ID = -1  # stands for the id that the row sampled last
-BYTES_PER_ROW = 60  # of the tensors of StepInputs when every row decodes
-MAX_PADDING = 9 * ALIGNMENT  # between them
+BYTES_PER_TOKEN = 80  # of the tensors of StepInputs, when every token is a sequence that is sampled
+MAX_PADDING = 16 * ALIGNMENT  # between them
+
+
+class StepShape(NamedTuple):
+    """What a captured step holds at most: tokens, sequences that decode (or are sampled), and prefills."""
+
+    num_tokens: int
+    num_decodes: int
+    num_prefills: int
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,8 @@ class StepInputs:
     slots: Tensor  # [num_tokens] block * block_size + offset
     rows: Tensor  # [num_seqs]
     kv_lens: Tensor  # [num_seqs] int32
-    cu_q_lens: Tensor  # [num_prefills + 1] int32
+    cu_q_lens: Tensor  # [num_prefills + 1] int32, among the prefills' tokens
+    chunk_starts: Tensor  # [num_prefills + 1] int32, among all tokens
     sampled_tokens: Tensor  # [num_sampled]
     sampled_rows: Tensor  # [num_sampled] in the order of the plan's work
     sampled_positions: Tensor  # [num_sampled] where the new ids will stand
@@ -52,7 +61,7 @@ class StepInputs:
 class InputBatch:
     """State of `num_rows` rows, each of at most `max_blocks` blocks of `block_size` tokens.
 
-    `max_graph_rows`: the largest batch that a CUDA graph will be captured for, 0 on the CPU.
+    `max_graph_tokens`: of the largest step that a CUDA graph will be captured for, 0 on the CPU.
     """
 
     def __init__(
@@ -62,7 +71,7 @@ class InputBatch:
         block_size: int,
         *,
         scratch_block: int,
-        max_graph_rows: int,
+        max_graph_tokens: int,
         vocab_size: int,
         device: torch.device,
     ) -> None:
@@ -77,7 +86,7 @@ class InputBatch:
         self._host_tables[self._padding_row] = scratch_block
         self._block_tables = torch.from_numpy(self._host_tables).to(device)  # on the CPU the same memory
         self._num_blocks = [0] * num_rows
-        num_bytes = BYTES_PER_ROW * max_graph_rows + MAX_PADDING
+        num_bytes = BYTES_PER_TOKEN * max_graph_tokens + MAX_PADDING
         self._graph_inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def apply(self, plan: StepPlan) -> None:
@@ -93,58 +102,61 @@ class InputBatch:
             self.rules.start(plan.starts)
             self.logprobs.start(plan.starts)
 
-    def inputs(self, plan: StepPlan, graph_rows: int = 0) -> StepInputs:
+    def inputs(self, plan: StepPlan, shape: StepShape | None = None) -> StepInputs:
         """The step's tokens; `plan.work` has its one-token items first.
 
-        With `graph_rows`, of a plan of decodes only: padded to that many rows, always at the same addresses.
+        With `shape`: padded to it, always at the same addresses, for a captured step.
         """
         counts = _int64([work.num_tokens for work in plan.work])
         num_tokens, num_decodes = int(counts.sum()), int((counts == 1).sum())
         rows = _int64([work.row for work in plan.work])
         kv_lens = counts + _int64([work.start for work in plan.work])
         sampled = np.flatnonzero([work.samples for work in plan.work])
-        pad = max(graph_rows - num_tokens, 0)
+        full = shape or StepShape(num_tokens, num_decodes, len(counts) - num_decodes)
+        cu_q_lens = np.concatenate(([0], np.cumsum(counts[num_decodes:]))).astype(np.int32)
+        cu_q_lens = _padded(cu_q_lens, full.num_prefills + 1, int(cu_q_lens[-1]))
+        sampled_tokens = np.cumsum(counts)[sampled] - 1
         arrays = [
-            *self._token_arrays(plan, counts, kv_lens, rows, pad),
-            _padded(rows, pad, self._padding_row),
-            _padded(kv_lens.astype(np.int32), pad, 1),
-            np.concatenate(([0], np.cumsum(counts[num_decodes:]))).astype(np.int32),
-            np.cumsum(counts)[sampled] - 1,
+            *self._token_arrays(plan, counts, kv_lens, rows, full.num_tokens),
+            _padded_sequences(rows, num_decodes, full, self._padding_row),
+            _padded_sequences(kv_lens.astype(np.int32), num_decodes, full, 1),
+            cu_q_lens,
+            cu_q_lens + np.int32(num_decodes),
+            _padded(sampled_tokens, full.num_decodes, 0) if shape else sampled_tokens,
             rows[sampled],
             kv_lens[sampled],
         ]
-        (*tokens, seq_rows, seq_lens, cu_q_lens, sampled_tokens, sampled_rows, sampled_positions) = send(
-            arrays, self.device, self._graph_inputs if graph_rows else None
-        )
+        sent = send(arrays, self.device, self._graph_inputs if shape else None)
         return StepInputs(
-            ids=tokens[0],
-            positions=tokens[1],
-            slots=tokens[2],
-            rows=seq_rows,
-            kv_lens=seq_lens,
-            cu_q_lens=cu_q_lens,
-            sampled_tokens=sampled_tokens,
-            sampled_rows=sampled_rows,
-            sampled_positions=sampled_positions,
-            num_decodes=num_decodes + pad,
-            max_q_len=int(counts[num_decodes:].max(initial=0)),
+            ids=sent[0],
+            positions=sent[1],
+            slots=sent[2],
+            rows=sent[3],
+            kv_lens=sent[4],
+            cu_q_lens=sent[5],
+            chunk_starts=sent[6],
+            sampled_tokens=sent[7],
+            sampled_rows=sent[8],
+            sampled_positions=sent[9],
+            num_decodes=full.num_decodes,
+            max_q_len=_max_q_len(counts[num_decodes:], shape),
             prefill_context_lens=[work.start for work in plan.work[num_decodes:]],
             sampled_host_rows=rows[sampled].tolist(),
             sampled_host_positions=kv_lens[sampled].tolist(),
-            samples_all=len(sampled) == num_tokens,
+            samples_all=not shape and len(sampled) == num_tokens,
         )
 
-    def _token_arrays(self, plan: StepPlan, counts: Ints, kv_lens: Ints, rows: Ints, pad: int) -> list[Array]:
-        """Ids, positions and slots of the step's tokens."""
+    def _token_arrays(self, plan: StepPlan, counts: Ints, kv_lens: Ints, rows: Ints, size: int) -> list[Array]:
+        """Ids, positions and slots of the step's tokens, padded to `size`."""
         num_tokens = int(counts.sum())
         ids = chain.from_iterable(work.ids if work.ids is not None else (UNKNOWN_ID,) for work in plan.work)
         positions = np.arange(num_tokens) + np.repeat(kv_lens - np.cumsum(counts), counts)
         blocks = self._host_tables[np.repeat(rows, counts), positions // self._block_size].astype(np.int64)
         scratch_slot = int(self._host_tables[self._padding_row, 0]) * self._block_size
         return [
-            _padded(np.fromiter(ids, np.int64, num_tokens), pad, 0),
-            _padded(positions, pad, 0),
-            _padded(blocks * self._block_size + positions % self._block_size, pad, scratch_slot),
+            _padded(np.fromiter(ids, np.int64, num_tokens), size, 0),
+            _padded(positions, size, 0),
+            _padded(blocks * self._block_size + positions % self._block_size, size, scratch_slot),
         ]
 
     def gather(self, inputs: StepInputs) -> tuple[Tensor, AttentionMetadata]:
@@ -162,6 +174,7 @@ class InputBatch:
             prefill_block_tables=tables[inputs.num_decodes :],
             prefill_kv_lens=inputs.kv_lens[inputs.num_decodes :],
             cu_q_lens=inputs.cu_q_lens,
+            chunk_starts=inputs.chunk_starts,
             max_q_len=inputs.max_q_len,
             prefill_context_lens=inputs.prefill_context_lens,
         )
@@ -194,5 +207,19 @@ def _int64(values: list[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _padded(array: Array, count: int, value: int) -> Array:
-    return np.concatenate((array, np.full(count, value, dtype=array.dtype))) if count else array
+def _padded(array: Array, size: int, value: int) -> Array:
+    """`array` with `value` behind it, up to `size` elements."""
+    missing = size - len(array)
+    return np.concatenate((array, np.full(missing, value, dtype=array.dtype))) if missing > 0 else array
+
+
+def _padded_sequences(array: Array, num_decodes: int, shape: StepShape, value: int) -> Array:
+    """One element a sequence: the decodes' padded, then the prefills' padded."""
+    decodes, prefills = array[:num_decodes], array[num_decodes:]
+    return np.concatenate((_padded(decodes, shape.num_decodes, value), _padded(prefills, shape.num_prefills, value)))
+
+
+def _max_q_len(counts: Ints, shape: StepShape | None) -> int:
+    if shape is not None:
+        return shape.num_tokens if shape.num_prefills else 0
+    return int(counts.max(initial=0))

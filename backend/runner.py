@@ -13,12 +13,12 @@ from torch import Tensor
 
 from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.core import RowStart, RowWork, SampledStep, StepPlan
-from limpet.backend.decode_graphs import DecodeGraphs, graph_sizes
 from limpet.backend.device_queue import device_queue
 from limpet.backend.input_batch import InputBatch, StepInputs
 from limpet.backend.logprobs import PromptPart, prompt_table, read_sampled, sampled_table
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.sampling_params import SamplingParams
+from limpet.backend.step_graphs import Ladders, StepGraphs, ladders
 from limpet.backend.token_masks import TokenMasks
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -55,6 +55,7 @@ class Runner:
         block_size: int,
         num_rows: int,
         session_len: int,
+        max_prefill_tokens: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -63,11 +64,14 @@ class Runner:
         self._block_size = block_size
         self._num_rows = num_rows
         self._max_blocks = -(-session_len // block_size)
+        self._max_prefill_tokens = max_prefill_tokens
         self._device = device
         self._dtype = dtype
         self._queue = device_queue(device)
-        self._graphs = DecodeGraphs(self._compute)
-        self._graph_sizes = graph_sizes(num_rows) if device.type == "cuda" else []
+        self._graphs = StepGraphs(self._compute)
+        self._ladders = Ladders([], [])
+        if device.type == "cuda":
+            self._ladders = ladders(num_rows, max_prefill_tokens, captures_prefills=model.captures_prefills)
 
     def allocate(self, num_blocks: int) -> None:
         """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write."""
@@ -79,13 +83,13 @@ class Runner:
             self._max_blocks,
             self._block_size,
             scratch_block=num_blocks,
-            max_graph_rows=max(self._graph_sizes, default=0),
+            max_graph_tokens=max((shape.num_tokens for ladder in self._ladders for shape in ladder), default=0),
             vocab_size=self._config.vocab_size,
             device=self._device,
         )
 
     @torch.inference_mode()
-    def measure(self, max_prefill_tokens: int) -> int:
+    def measure(self) -> int:
         """Bytes of device memory that the largest step takes, by running it (CUDA only).
 
         All rows are at work, on so many prompt tokens, and sampled with all filters and penalties. The steps after it
@@ -95,7 +99,7 @@ class Runner:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         filtered = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1)
-        for num_tokens, params in ((max_prefill_tokens, filtered), (2, SamplingParams()), (2, GREEDY)):
+        for num_tokens, params in ((self._max_prefill_tokens, filtered), (2, SamplingParams()), (2, GREEDY)):
             self._ids(self._forward(self._full_plan(num_tokens, params)))
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device) - before
@@ -104,11 +108,11 @@ class Runner:
         return peak
 
     @torch.inference_mode()
-    def capture(self) -> list[int]:
-        """Capture CUDA graphs of decodes; the batch sizes, none on the CPU."""
-        if self._graph_sizes:
-            self._graphs.capture(self._graph_sizes, lambda size: self._batch.inputs(StepPlan([], [], []), size))
-        return self._graphs.sizes
+    def capture(self) -> Ladders:
+        """Capture CUDA graphs; the shapes of the steps that they hold, none on the CPU."""
+        if self._ladders.decodes:
+            self._graphs.capture(self._ladders, lambda shape: self._batch.inputs(StepPlan([], [], []), shape))
+        return self._ladders
 
     def forward(self, plan: StepPlan) -> ForwardHandle:
         return ForwardHandle(self._queue.run(lambda: self._forward(plan)))
@@ -133,13 +137,12 @@ class Runner:
             self.cache[:, :, destination] = self.cache[:, :, source]
         self._batch.apply(plan)
         parts = self._batch.logprobs.prompt_parts(plan)
-        only_decodes = plan.num_tokens == len(plan.work) and not parts
-        graph_rows = self._graphs.size_for(len(plan.work)) if only_decodes else 0
-        inputs = self._batch.inputs(plan, graph_rows)
+        num_prefills = sum(work.num_tokens > 1 for work in plan.work)
+        shape = self._graphs.shape_for(plan.num_tokens, len(plan.work) - num_prefills, num_prefills)
+        inputs = self._batch.inputs(plan, None if parts else shape)
         tables: list[tuple[PromptPart, Tensor]] = []
-        if graph_rows:
-            replayed = self._graphs.replay(graph_rows)
-            logits = replayed[: len(plan.work)] if inputs.samples_all else replayed[inputs.sampled_tokens]
+        if shape is not None and not parts:
+            logits = self._graphs.replay(shape)[: len(inputs.sampled_host_rows)]
         else:
             hidden = self._hidden(inputs)
             tables = [(part, prompt_table(self._model.logits, hidden, part)) for part in parts]

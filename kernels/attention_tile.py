@@ -31,6 +31,22 @@ def load_rows(ptr, row_offsets, valid, SIZE: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 @triton.jit
+def find_tile(cu_q_lens_ptr, num_seqs, tile, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The sequence and its first row of a step's tile number `tile`; sequence -1, or a row past its last, is none.
+
+    The tiles of sequence i begin at number cu_q_lens[i] * GROUP // BLOCK_M + i, which leaves each enough of them. So a
+    grid of num_tokens * GROUP // BLOCK_M + num_seqs tiles holds any step of that size.
+    """
+    seq = -1
+    for first in range(0, num_seqs, 64):
+        index = first + tl.arange(0, 64)
+        starts = tl.load(cu_q_lens_ptr + index, mask=index < num_seqs, other=0) * GROUP // BLOCK_M + index
+        seq += tl.sum(((starts <= tile) & (index < num_seqs)).to(tl.int32), axis=0)
+    start = tl.load(cu_q_lens_ptr + seq, mask=seq >= 0, other=0) * GROUP // BLOCK_M + seq
+    return seq, (tile - start) * BLOCK_M
+
+
+@triton.jit
 def attend_tile(
     q_main,  # [rows, D_MAIN]
     q_rest,  # [rows, D_REST], anything if D_REST is 0

@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from limpet.kernels.attention_tile import LOG2_E, attend_tile, check_paged, load_rows, padded_head_dim, split_head_dim
+from limpet.kernels.attention_tile import (
+    LOG2_E,
+    attend_tile,
+    check_paged,
+    find_tile,
+    load_rows,
+    padded_head_dim,
+    split_head_dim,
+)
 from limpet.kernels.checks import require
 from limpet.kernels.devices import num_multiprocessors
 
@@ -30,7 +38,10 @@ def _merge(total, row_max, row_sum, piece, piece_max, piece_sum):
 
 
 # Slices of a step's lists begin anywhere: their alignment must not compile the kernel anew while serving.
-@triton.jit(do_not_specialize_on_alignment=["block_tables_ptr", "cu_q_lens_ptr", "kv_lens_ptr"])
+@triton.jit(
+    do_not_specialize=["num_seqs"],
+    do_not_specialize_on_alignment=["block_tables_ptr", "cu_q_lens_ptr", "kv_lens_ptr"],
+)
 def _attention_kernel(
     q_ptr,
     k_cache_ptr,
@@ -42,6 +53,7 @@ def _attention_kernel(
     cu_q_lens_ptr,  # None: one token a sequence
     kv_lens_ptr,
     scale_log2,
+    num_seqs,
     max_pieces,
     q_stride_token,
     q_stride_head,
@@ -67,11 +79,14 @@ def _attention_kernel(
     PIECE: tl.constexpr,
     NUM_SHARES: tl.constexpr,  # programs that share the pieces of a sequence; 1: no second kernel
 ):
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the longest rows first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows of a sequence first
     kv_head = tl.program_id(1)
     seq, share = tl.program_id(2) // NUM_SHARES, tl.program_id(2) % NUM_SHARES
-    q_start, q_len = seq, 1
+    first_row, q_start, q_len = tile * BLOCK_M, seq, 1
     if cu_q_lens_ptr is not None:
+        seq, first_row = find_tile(cu_q_lens_ptr, num_seqs, tile, GROUP, BLOCK_M)
+        if seq < 0:
+            return
         q_start = tl.load(cu_q_lens_ptr + seq)
         q_len = tl.load(cu_q_lens_ptr + seq + 1) - q_start
     if first_row >= q_len * GROUP:
@@ -179,7 +194,7 @@ def fixed_order_prefill_attention(
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3]) if out is None else out
     check_paged(q, k_cache, v_cache, block_tables, out)
     require(cu_q_lens.shape == (kv_lens.shape[0] + 1,), "every sequence has its lengths")
-    _launch(q, k_cache, v_cache, block_tables, cu_q_lens, kv_lens, max_q_len, scale, 1, out, None)
+    _launch(q, k_cache, v_cache, block_tables, cu_q_lens, kv_lens, scale, 1, out, None)
     return out
 
 
@@ -200,11 +215,11 @@ def fixed_order_decode_attention(
     max_pieces = int(triton.cdiv(block_tables.shape[1] * k_cache.shape[1], PIECE_LEN))
     num_shares = pick_num_shares(num_seqs * k_cache.shape[2], max_pieces, num_multiprocessors(q.device))
     if num_shares == 1:
-        _launch(q, k_cache, v_cache, block_tables, None, kv_lens, 1, scale, 1, out, None)
+        _launch(q, k_cache, v_cache, block_tables, None, kv_lens, scale, 1, out, None)
         return out
     partial = q.new_empty((num_seqs, num_heads, max_pieces, head_dim_v), dtype=torch.float32)
     bounds = q.new_empty((2, num_seqs, num_heads, max_pieces), dtype=torch.float32)
-    _launch(q, k_cache, v_cache, block_tables, None, kv_lens, 1, scale, num_shares, partial, bounds)
+    _launch(q, k_cache, v_cache, block_tables, None, kv_lens, scale, num_shares, partial, bounds)
     _merge_pieces_kernel[(num_seqs, num_heads)](
         partial,
         bounds[0],
@@ -230,7 +245,6 @@ def _launch(
     block_tables: Tensor,
     cu_q_lens: Tensor | None,
     kv_lens: Tensor,
-    max_q_len: int,
     scale: float,
     num_shares: int,
     out: Tensor,
@@ -240,7 +254,12 @@ def _launch(
     group = num_heads // num_kv_heads
     d_main, d_rest = split_head_dim(head_dim)
     block_m, block_n, num_warps, num_stages = pick_tile(head_dim, q.element_size())
-    _attention_kernel[(triton.cdiv(max_q_len * group, block_m), num_kv_heads, kv_lens.shape[0] * num_shares)](
+    num_seqs = kv_lens.shape[0]
+    if cu_q_lens is None:
+        grid = triton.cdiv(group, block_m), num_kv_heads, num_seqs * num_shares
+    else:
+        grid = q.shape[0] * group // block_m + num_seqs, num_kv_heads, 1
+    _attention_kernel[grid](
         q,
         k_cache,
         v_cache,
@@ -251,6 +270,7 @@ def _launch(
         cu_q_lens,
         kv_lens,
         scale * LOG2_E,
+        num_seqs,
         out.shape[2] if bounds is not None else 0,
         q.stride(0),
         q.stride(1),

@@ -6,9 +6,9 @@ from limpet.kernels.linear import linear
 from limpet.kernels.prefill_attention import prefill_attention
 from limpet.kernels.rms_norm import rms_norm
 from limpet.kernels.rotary import apply_rotary
+from limpet.kernels.rotate_and_store import rotate_and_store
 from limpet.kernels.sampling import sample
 from limpet.kernels.silu_and_mul import silu_and_mul
-from limpet.kernels.store_kv import store_kv
 
 __all__ = [
     "apply_rotary",
@@ -18,7 +18,7 @@ __all__ = [
     "linear",
     "prefill_attention",
     "rms_norm",
+    "rotate_and_store",
     "sample",
     "silu_and_mul",
-    "store_kv",
 ]

@@ -1,8 +1,8 @@
 """y = x W^T (+ b): our own product where its order of additions matters, or where it was measured to be quicker.
 
 The inputs are cut into segments. A segment is summed tile by tile on the tensor cores, then the segments' sums are
-added in their order. Where the outputs alone would leave the device idle (few rows), each segment has a program of its own,
-and the last of them to end adds up; else one program goes through all segments. Both give the same bits, so with
+added in their order. Where the outputs alone would leave the device idle (few rows), each segment has a program of its
+own, and the last of them to end adds up; else one program goes through all segments. Both give the same bits, so with
 segments that depend on the weight's shape alone a row's result depends on that row alone, in whatever company.
 """
 

@@ -9,7 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from limpet.kernels.attention_tile import LOG2_E, attend_tile, check_paged, load_rows, padded_head_dim, split_head_dim
+from limpet.kernels.attention_tile import (
+    LOG2_E,
+    attend_tile,
+    check_paged,
+    find_tile,
+    load_rows,
+    padded_head_dim,
+    split_head_dim,
+)
 from limpet.kernels.checks import require
 from limpet.kernels.tuned_tables import tuned
 
@@ -17,7 +25,10 @@ SHORT_ROWS = 64  # a chunk of so many rows is not worth a large tile
 
 
 # Slices of a step's lists begin anywhere: their alignment must not compile the kernel anew while serving.
-@triton.jit(do_not_specialize_on_alignment=["block_tables_ptr", "cu_q_lens_ptr", "kv_lens_ptr"])
+@triton.jit(
+    do_not_specialize=["num_seqs"],
+    do_not_specialize_on_alignment=["block_tables_ptr", "cu_q_lens_ptr", "kv_lens_ptr"],
+)
 def _prefill_attention_kernel(
     q_ptr,
     k_cache_ptr,
@@ -27,6 +38,7 @@ def _prefill_attention_kernel(
     cu_q_lens_ptr,
     kv_lens_ptr,
     scale_log2,
+    num_seqs,
     q_stride_token,
     q_stride_head,
     k_stride_block,
@@ -48,9 +60,11 @@ def _prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the longest rows first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows of a sequence first
     kv_head = tl.program_id(1)
-    seq = tl.program_id(2)
+    seq, first_row = find_tile(cu_q_lens_ptr, num_seqs, tile, GROUP, BLOCK_M)
+    if seq < 0:
+        return
     q_start = tl.load(cu_q_lens_ptr + seq)
     q_len = tl.load(cu_q_lens_ptr + seq + 1) - q_start
     if first_row >= q_len * GROUP:
@@ -110,7 +124,8 @@ def prefill_attention(
     """Causal attention of the last tokens of each sequence over its cached positions, their own included.
 
     q [num_tokens, num_heads, head_dim_qk], sequence after sequence: sequence i has the tokens cu_q_lens[i] …
-    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions. block_tables
+    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions; tokens that no
+    sequence has are left out. block_tables
     [num_seqs, max_blocks], cu_q_lens [num_seqs + 1] and kv_lens [num_seqs] are int32; scale is positive. Returns
     [num_tokens, num_heads, head_dim_v].
     """
@@ -121,7 +136,7 @@ def prefill_attention(
     group = q.shape[1] // num_kv_heads
     d_main, d_rest = split_head_dim(q.shape[2])
     block_m, block_n, num_warps, num_stages = pick_tile(q.shape[2], q.element_size(), max_q_len * group, q.device)
-    _prefill_attention_kernel[(triton.cdiv(max_q_len * group, block_m), num_kv_heads, num_seqs)](
+    _prefill_attention_kernel[(q.shape[0] * group // block_m + num_seqs, num_kv_heads)](
         q,
         k_cache,
         v_cache,
@@ -130,6 +145,7 @@ def prefill_attention(
         cu_q_lens,
         kv_lens,
         scale * LOG2_E,
+        num_seqs,
         q.stride(0),
         q.stride(1),
         k_cache.stride(0),

@@ -1,5 +1,6 @@
 """Attention over the paged cache: decodes and prefill chunks of one step."""
 
+import torch
 from torch import Tensor, nn
 
 from limpet.backend.attention_metadata import AttentionMetadata
@@ -7,7 +8,7 @@ from limpet.backend.layers.device_kernels import kernels_for
 
 
 class PagedAttention(nn.Module):
-    """Stores the step's keys and values, then attends. Softmax scale `scale`; heads divisible by KV heads.
+    """Rotates queries and keys, stores keys and values, then attends. Softmax scale `scale`.
 
     With `fixed_order` a token's bits do not depend on what else the step computes (CUDA).
     """
@@ -17,10 +18,16 @@ class PagedAttention(nn.Module):
         self.scale = scale
         self.fixed_order = False
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], step: AttentionMetadata) -> Tensor:
-        """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] -> like q."""
-        kernels_for(q.device).store_kv(k, v, *cache, step.slots)
-        out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+    def forward(
+        self, heads: Tensor, angles: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], step: AttentionMetadata
+    ) -> Tensor:
+        """heads [num_tokens, q + k + v heads, head_dim] -> [num_tokens, q heads, head_dim].
+
+        In a captured step the decodes are padded: the prefills' outputs, written later, replace what that leaves.
+        """
+        kernels_for(heads.device).rotate_and_store(heads, *angles, *cache, step.slots)
+        q = heads[:, : heads.shape[1] - 2 * cache[0].shape[2]]
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if step.num_decodes:
             self._decode(q, cache, step, out)
         if step.max_q_len:
@@ -36,13 +43,5 @@ class PagedAttention(nn.Module):
     def _prefill(self, q: Tensor, cache: tuple[Tensor, Tensor], step: AttentionMetadata, out: Tensor) -> None:
         kernels = kernels_for(q.device)
         prefill = kernels.fixed_order_prefill_attention if self.fixed_order else kernels.prefill_attention
-        prefill(
-            q[step.num_decodes :],
-            *cache,
-            step.prefill_block_tables,
-            step.cu_q_lens,
-            step.prefill_kv_lens,
-            step.max_q_len,
-            self.scale,
-            out=out[step.num_decodes :],
-        )
+        tables, starts, kv_lens = step.prefill_block_tables, step.chunk_starts, step.prefill_kv_lens
+        prefill(q, *cache, tables, starts, kv_lens, step.max_q_len, self.scale, out=out)

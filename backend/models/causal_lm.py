@@ -9,6 +9,7 @@ from limpet.backend.layers.linear import Linear
 class CausalLM(nn.Module):
     """`forward` maps ids and positions [num_tokens], the layers' caches and the step to hidden states."""
 
+    captures_prefills = False  # steps with prefills can be captured: nothing on the host depends on lengths
     cache_layout: CacheLayout
     lm_head: Linear
 

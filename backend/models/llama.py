@@ -11,7 +11,7 @@ from limpet.backend.layers.attention import PagedAttention
 from limpet.backend.layers.embedding import Embedding
 from limpet.backend.layers.linear import Linear
 from limpet.backend.layers.norm import RMSNorm
-from limpet.backend.layers.rotary import Rotary, rotate
+from limpet.backend.layers.rotary import Rotary
 from limpet.backend.models.causal_lm import CausalLM
 
 LayerCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, block_size, num_kv_heads, head_dim]
@@ -45,14 +45,11 @@ class DecoderLayer(nn.Module):
 
     def _attention(self, x: Tensor, angles: Angles, cache: LayerCache, step: AttentionMetadata) -> Tensor:
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, q + k + v heads, head_dim]
-        num_rotated = self.num_heads + self.num_kv_heads
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(heads[:, : self.num_heads])
-            k = self.k_norm(heads[:, self.num_heads : num_rotated])
-            heads = torch.cat((q, k, heads[:, num_rotated:]), dim=1)
-        rotate(heads[:, :num_rotated], angles)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        out = self.paged_attention(q, k, v, cache, step)  # [num_tokens, num_heads, head_dim]
+            k = self.k_norm(heads[:, self.num_heads : self.num_heads + self.num_kv_heads])
+            heads = torch.cat((q, k, heads[:, self.num_heads + self.num_kv_heads :]), dim=1)
+        out = self.paged_attention(heads, angles, cache, step)  # [num_tokens, num_heads, head_dim]
         y: Tensor = self.o_proj(out.reshape(x.shape[0], -1))
         return y
 
@@ -63,6 +60,8 @@ class DecoderLayer(nn.Module):
 
 class LlamaForCausalLM(CausalLM):
     """Decoder-only transformer; positions below `session_len`."""
+
+    captures_prefills = True
 
     def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
         super().__init__()

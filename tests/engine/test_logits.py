@@ -58,6 +58,7 @@ def open_runner(model_dir: Path, block_size: int, device: str, dtype: torch.dtyp
         block_size=block_size,
         num_rows=len(LENGTHS) + 2,
         session_len=SESSION_LEN,
+        max_prefill_tokens=sum(LENGTHS),
         device=where,
         dtype=dtype,
     )

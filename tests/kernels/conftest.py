@@ -29,7 +29,7 @@ def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
 
 @pytest.fixture
 def rowwise_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter adds up each element of a tile's product alike, as a GPU does; numpy's order depends on its place.
+    """The interpreter adds up every element of a tile's product alike, as a GPU does; numpy's order varies in a tile.
 
     Only for what is interpreted: a GPU's tests may use the fixture too.
     """

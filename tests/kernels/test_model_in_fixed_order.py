@@ -29,7 +29,7 @@ def open_runner(model_dir: Path) -> Runner:
     model = build_model(config, 64, device, torch.float32)
     load_weights(model, checkpoint)
     fix_order(model)
-    sizes = {"block_size": BLOCK_SIZE, "num_rows": 2, "session_len": 64}
+    sizes = {"block_size": BLOCK_SIZE, "num_rows": 2, "session_len": 64, "max_prefill_tokens": 64}
     runner = Runner(model, config, **sizes, device=device, dtype=torch.float32)
     runner.allocate(8)
     return runner
