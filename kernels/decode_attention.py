@@ -2,7 +2,7 @@
 
 A program computes the query heads of one KV head (at most MAX_HEADS of them) over one split of the sequence. With one
 split it writes the output; else it leaves its normalised output o_i and the logarithm (base 2) of its softmax's
-denominator e_i, and a second kernel merges: o = sum_i 2^(e_i - e) o_i with e = log2 sum_i 2^e_i.
+denominator e_i, and a second kernel merges (merge_splits.py).
 
 The grid depends on shapes alone, never on lengths, so a captured CUDA graph stays right: each program finds its split
 from the sequence's length, and one that finds nothing leaves e_i = minus infinity.
@@ -16,6 +16,7 @@ from torch import Tensor
 from limpet.kernels.attention_tile import LOG2_E, attend_tile, check_paged, load_rows, padded_head_dim, split_head_dim
 from limpet.kernels.checks import require
 from limpet.kernels.devices import num_multiprocessors
+from limpet.kernels.merge_splits import merge_splits
 from limpet.kernels.tuned_tables import tuned
 
 MAX_HEADS = 64
@@ -104,31 +105,6 @@ def _decode_attention_kernel(
         tl.store(out_ptr + out_rows[:, None] + columns[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
-def _merge_splits_kernel(
-    partial_ptr,  # [num_seqs, num_heads, num_splits, HEAD_DIM_V] float32
-    lse_ptr,  # [num_seqs, num_heads, num_splits]
-    out_ptr,
-    num_splits,
-    out_stride_seq,
-    out_stride_head,
-    HEAD_DIM_V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-):
-    seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    splits, columns = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_V)
-    first = (seq * tl.num_programs(1) + head) * num_splits
-    lse = tl.load(lse_ptr + first + splits, mask=splits < num_splits, other=float("-inf"))
-    weights = tl.exp2(lse - tl.max(lse, axis=0))
-    written = lse > float("-inf")  # an empty split left its output unwritten
-    mask = written[:, None] & (columns < HEAD_DIM_V)[None, :]
-    partial = tl.load(partial_ptr + ((first + splits) * HEAD_DIM_V)[:, None] + columns[None, :], mask=mask, other=0.0)
-    y = tl.sum(partial * weights[:, None], axis=0) / tl.sum(weights, axis=0)
-    out_ptrs = out_ptr + seq * out_stride_seq + head * out_stride_head + columns
-    tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=columns < HEAD_DIM_V)
-
-
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -157,18 +133,7 @@ def decode_attention(
     partial = q.new_empty((num_seqs, num_heads, num_splits, out.shape[2]), dtype=torch.float32)
     lse = q.new_empty((num_seqs, num_heads, num_splits), dtype=torch.float32)
     _launch(q, k_cache, v_cache, block_tables, kv_lens, scale, num_splits, partial, lse)
-    _merge_splits_kernel[(num_seqs, num_heads)](
-        partial,
-        lse,
-        out,
-        num_splits,
-        out.stride(0),
-        out.stride(1),
-        HEAD_DIM_V=out.shape[2],
-        BLOCK_V=triton.next_power_of_2(out.shape[2]),
-        BLOCK_SPLITS=triton.next_power_of_2(num_splits),
-        num_warps=4,
-    )
+    merge_splits(partial, lse, out)
     return out
 
 

@@ -2,12 +2,42 @@
 
 Cache layout for all of them: k_cache [num_blocks, block_size, num_kv_heads, head_dim_qk], v_cache [num_blocks,
 block_size, num_kv_heads, head_dim_v]. A sequence's position p stands in block block_table[p // block_size], slot
-p % block_size. Slots that hold no position of the sequence may contain anything, NaN included.
+p % block_size. Slots that hold no position of the sequence may contain anything, NaN included. Latent attention and
+experts have files of their own.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from limpet.kernels.reference_experts import mix_experts, route
+from limpet.kernels.reference_latent import (
+    expanded_attention,
+    latent_decode_attention,
+    merge_attention,
+    multiply_heads,
+    store_latents,
+)
+
+__all__ = [
+    "apply_rotary",
+    "decode_attention",
+    "expanded_attention",
+    "fixed_order_decode_attention",
+    "fixed_order_prefill_attention",
+    "latent_decode_attention",
+    "linear",
+    "merge_attention",
+    "mix_experts",
+    "multiply_heads",
+    "prefill_attention",
+    "rms_norm",
+    "route",
+    "sample",
+    "silu_and_mul",
+    "store_kv",
+    "store_latents",
+]
 
 INVALID_ID = -1
 
@@ -61,16 +91,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed_order: b
     return F.linear(x, weight, bias)
 
 
-def rotate_and_store(heads: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Rotate the queries of heads [num_tokens, q + k + v heads, head_dim] in place; keys (rotated) and values go into
-    the cache. The keys of `heads` hold anything afterwards.
-
-    cos and sin [num_tokens, head_dim / 2] are float32, slots [num_tokens] int64: block * block_size + offset.
-    """
-    num_kv_heads = k_cache.shape[2]
-    apply_rotary(heads[:, :-num_kv_heads], cos, sin)
-    k_cache.flatten(0, 1).index_copy_(0, slots, heads[:, -2 * num_kv_heads : -num_kv_heads])
-    v_cache.flatten(0, 1).index_copy_(0, slots, heads[:, -num_kv_heads:])
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Write k [num_tokens, num_kv_heads, head_dim_qk] and v into the cache; slots [num_tokens] int64."""
+    k_cache.flatten(0, 1).index_copy_(0, slots, k)
+    v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
 
 def decode_attention(
@@ -116,9 +140,9 @@ def prefill_attention(
     """Causal attention of the last tokens of each sequence over its cached positions, their own included.
 
     q [num_tokens, num_heads, head_dim_qk], sequence after sequence: sequence i has the tokens cu_q_lens[i] …
-    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions; tokens that no
-    sequence has are left out. block_tables [num_seqs, max_blocks], cu_q_lens [num_seqs + 1] and kv_lens [num_seqs] are
-    int32. Returns [num_tokens, num_heads, head_dim_v].
+    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions. block_tables
+    [num_seqs, max_blocks], cu_q_lens [num_seqs + 1] and kv_lens [num_seqs] are int32. Returns [num_tokens, num_heads,
+    head_dim_v].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1]) if out is None else out
     starts = cu_q_lens.tolist()

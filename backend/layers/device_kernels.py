@@ -22,9 +22,7 @@ class Kernels(Protocol):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed_order: bool = False) -> Tensor: ...
 
-    def rotate_and_store(
-        self, heads: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
-    ) -> None: ...
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None: ...
 
     def decode_attention(
         self,
@@ -112,19 +110,21 @@ class Kernels(Protocol):
 
     def merge_attention(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None: ...
 
-    def route(
+    def multiply_heads(self, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+    def mix_experts(
         self,
         x: Tensor,
         router: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
         top_k: int,
-        num_shared: int,
         num_groups: int,
         groups_per_token: int,
         scaling_factor: float,
         normalizes: bool,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def run_experts(self, x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor: ...
+        fixed_order: bool = False,
+    ) -> Tensor: ...
 
     def sample(
         self,

@@ -7,10 +7,12 @@ import torch
 
 from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.models.causal_lm import CausalLM
+from limpet.backend.models.deepseek_v2 import DeepseekV2ForCausalLM
 from limpet.backend.models.llama import LlamaForCausalLM
 
 MODELS: dict[str, Callable[[ModelConfig, int, torch.device], CausalLM]] = {
     "llama": LlamaForCausalLM,
+    "deepseek_v2": DeepseekV2ForCausalLM,
 }
 
 

@@ -1,4 +1,4 @@
-"""Tiny random DeepSeek-V2 models of the real ones' ratios, converted: beside the transformers model of the same weights.
+"""Tiny random DeepSeek-V2 models of the real ones' ratios, converted, beside transformers' models of the same weights.
 
 transformers before 5.15 leaves a factor of YaRN out: nothing may be compared with it.
 """

@@ -1,0 +1,124 @@
+"""DeepSeek-V2 and V2-Lite: latent attention, and mixtures of experts after some leading dense layers."""
+
+import torch
+from torch import Tensor, nn
+
+from limpet.backend.attention_metadata import AttentionMetadata
+from limpet.backend.cache_layout import CacheLayout
+from limpet.backend.checkpoint import ExpertsConfig, LatentAttentionConfig, ModelConfig
+from limpet.backend.layers.activation import silu_and_mul
+from limpet.backend.layers.device_kernels import kernels_for
+from limpet.backend.layers.embedding import Embedding
+from limpet.backend.layers.experts import MixtureOfExperts
+from limpet.backend.layers.latent_attention import LatentAttention
+from limpet.backend.layers.latent_context import LatentStep
+from limpet.backend.layers.linear import Linear
+from limpet.backend.layers.norm import RMSNorm
+from limpet.backend.layers.rotary import Rotary, rotate, softmax_factor
+from limpet.backend.models.causal_lm import CausalLM
+
+LATENT_NORM_EPS = 1e-6  # whatever rms_norm_eps says: the released code's default
+
+LayerCache = tuple[Tensor]  # latent rows: [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]
+Angles = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, qk_rope_head_dim / 2]
+
+
+class DecoderLayer(nn.Module):
+    """Latent attention and an MLP or experts, each behind a norm; parameter names are the checkpoint's."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        latent: LatentAttentionConfig,
+        experts: ExpertsConfig | None,
+        attention: LatentAttention,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.nope_dim = config.num_heads, config.head_dim, latent.qk_nope_head_dim
+        hidden, num_queries = config.hidden_size, config.num_heads * config.head_dim
+        self.split_sizes = (latent.q_lora_rank or num_queries, latent.row_dim)
+        self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.q_kv_a_proj = Linear(hidden, sum(self.split_sizes))
+        self.q_a_norm = self.q_b_proj = None
+        if latent.q_lora_rank is not None:
+            self.q_a_norm = RMSNorm(latent.q_lora_rank, LATENT_NORM_EPS)
+            self.q_b_proj = Linear(latent.q_lora_rank, num_queries)
+        self.kv_a_norm = RMSNorm(latent.kv_lora_rank, LATENT_NORM_EPS)
+        self.w_uk = _weight(config.num_heads, latent.qk_nope_head_dim, latent.kv_lora_rank)
+        self.w_uv = _weight(config.num_heads, latent.v_head_dim, latent.kv_lora_rank)
+        self.attention = attention
+        self.o_proj = Linear(config.num_heads * latent.v_head_dim, hidden)
+        self.post_attention_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.mixture = None
+        if experts is None:
+            self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size)
+            self.down_proj = Linear(config.intermediate_size, hidden)
+        else:
+            self.mixture = MixtureOfExperts(experts)
+            num_all = experts.num_experts + experts.num_shared_experts
+            self.router = _weight(experts.num_experts, hidden)
+            self.experts_gate_up = _weight(num_all, 2 * experts.intermediate_size, hidden)
+            self.experts_down = _weight(num_all, hidden, experts.intermediate_size)
+
+    def forward(self, x: Tensor, residual: Tensor, angles: Angles, cache: LayerCache, plan: LatentStep) -> Tensor:
+        """x [num_tokens, hidden] is added to `residual` in place; returns what the next norm adds to it."""
+        x = self._attention(self.input_norm(x, residual), angles, cache, plan)
+        return self._mlp(self.post_attention_norm(x, residual))
+
+    def _attention(self, x: Tensor, angles: Angles, cache: LayerCache, plan: LatentStep) -> Tensor:
+        (latent_cache,) = cache
+        q, rows = self.q_kv_a_proj(x).split(self.split_sizes, dim=1)
+        if self.q_a_norm is not None and self.q_b_proj is not None:
+            q = self.q_b_proj(self.q_a_norm(q))
+        q = q.unflatten(1, (self.num_heads, self.head_dim))
+        rotate(q[..., self.nope_dim :], angles)
+        norm = self.kv_a_norm
+        kernels_for(x.device).store_latents(rows, norm.weight, norm.eps, *angles, latent_cache, plan.step.slots)
+        out = self.attention(q, rows, self.w_uk, self.w_uv, latent_cache, plan)  # [num_tokens, num_heads, v_head_dim]
+        y: Tensor = self.o_proj(out.flatten(1))
+        return y
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        y: Tensor
+        if self.mixture is not None:
+            y = self.mixture(x, self.router, self.experts_gate_up, self.experts_down)
+        else:
+            y = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return y
+
+
+class DeepseekV2ForCausalLM(CausalLM):
+    """Decoder-only transformer; positions below `session_len`."""
+
+    def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
+        super().__init__()
+        latent, experts = config.latent_attention, config.experts
+        assert latent is not None
+        self.cache_layout = CacheLayout(config.num_layers, 1, (latent.row_dim,))
+        self.attention = LatentAttention(latent, config.head_dim**-0.5 * softmax_factor(config.rope_scaling))
+        num_dense = experts.num_dense_layers if experts is not None else config.num_layers
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, latent, experts if layer >= num_dense else None, self.attention)
+            for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.rotary = Rotary(config, session_len, device)
+
+    def forward(self, ids: Tensor, positions: Tensor, caches: list[LayerCache], step: AttentionMetadata) -> Tensor:
+        """ids and positions [num_tokens] -> hidden states [num_tokens, hidden]."""
+        angles = self.rotary.at(positions)
+        plan = self.attention.plan(step, caches[0][0].shape[1])
+        x = self.embed_tokens(ids)
+        residual = torch.zeros_like(x)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, residual, angles, cache, plan)
+        hidden: Tensor = self.norm(x, residual)
+        return hidden
+
+
+def _weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape), requires_grad=False)
