@@ -12,9 +12,9 @@ from limpet.kernels.multiply_heads import multiply_heads
 from limpet.kernels.prefill_attention import prefill_attention
 from limpet.kernels.rms_norm import rms_norm
 from limpet.kernels.rotary import apply_rotary
+from limpet.kernels.rotate_and_store import rotate_and_store
 from limpet.kernels.sampling import sample
 from limpet.kernels.silu_and_mul import silu_and_mul
-from limpet.kernels.store_kv import store_kv
 from limpet.kernels.store_latents import store_latents
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "multiply_heads",
     "prefill_attention",
     "rms_norm",
+    "rotate_and_store",
     "route",
     "sample",
     "silu_and_mul",
-    "store_kv",
     "store_latents",
 ]

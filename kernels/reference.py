@@ -32,10 +32,10 @@ __all__ = [
     "multiply_heads",
     "prefill_attention",
     "rms_norm",
+    "rotate_and_store",
     "route",
     "sample",
     "silu_and_mul",
-    "store_kv",
     "store_latents",
 ]
 
@@ -91,10 +91,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed_order: b
     return F.linear(x, weight, bias)
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Write k [num_tokens, num_kv_heads, head_dim_qk] and v into the cache; slots [num_tokens] int64."""
-    k_cache.flatten(0, 1).index_copy_(0, slots, k)
-    v_cache.flatten(0, 1).index_copy_(0, slots, v)
+def rotate_and_store(heads: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Rotate the queries of heads [num_tokens, q + k + v heads, head_dim] in place; keys (rotated) and values go into
+    the cache. The keys of `heads` hold anything afterwards.
+
+    cos and sin [num_tokens, head_dim / 2] are float32, slots [num_tokens] int64: block * block_size + offset.
+    """
+    num_kv_heads = k_cache.shape[2]
+    apply_rotary(heads[:, :-num_kv_heads], cos, sin)
+    k_cache.flatten(0, 1).index_copy_(0, slots, heads[:, -2 * num_kv_heads : -num_kv_heads])
+    v_cache.flatten(0, 1).index_copy_(0, slots, heads[:, -num_kv_heads:])
 
 
 def decode_attention(
@@ -140,9 +146,9 @@ def prefill_attention(
     """Causal attention of the last tokens of each sequence over its cached positions, their own included.
 
     q [num_tokens, num_heads, head_dim_qk], sequence after sequence: sequence i has the tokens cu_q_lens[i] …
-    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions. block_tables
-    [num_seqs, max_blocks], cu_q_lens [num_seqs + 1] and kv_lens [num_seqs] are int32. Returns [num_tokens, num_heads,
-    head_dim_v].
+    cu_q_lens[i + 1] - 1, at most `max_q_len` of them, which are the last of its kv_lens[i] positions; tokens that no
+    sequence has are left out. block_tables [num_seqs, max_blocks], cu_q_lens [num_seqs + 1] and kv_lens [num_seqs] are
+    int32. Returns [num_tokens, num_heads, head_dim_v].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1]) if out is None else out
     starts = cu_q_lens.tolist()
