@@ -90,6 +90,10 @@ bench-cpu: $(DEMO_GGUF) ## measure on this machine's CPU, beside transformers (a
 bench-turns: $(DEMO_MODEL) ## measure turns of a session beside the whole conversation (about 5 minutes)
 	$(BIN)/python -m benchmarks.turns workspace/model_repository/$(DEMO_NAME) $(ARGS)
 
+.PHONY: tune
+tune: $(ENVIRONMENT) ## measure the kernels' meta-parameters on this GPU into kernels/tuned/
+	$(BIN)/python -m benchmarks.tune $(ARGS)
+
 .PHONY: bench-table
 bench-table: $(ENVIRONMENT) ## write docs/benchmarks.md from benchmarks/results/
 	$(BIN)/python -m benchmarks.table

@@ -1,6 +1,6 @@
-"""Measure the attention kernels' meta-parameters on this GPU and keep the best: writes kernels/tuned/<device>.json.
+"""Measure the kernels' meta-parameters on this GPU and keep the best: writes kernels/tuned/<device>.json.
 
-    python -m benchmarks.tune
+    python -m benchmarks.tune --kernels attention linear
 
 The candidates are compiled by several processes first, then timed one after the other as CUDA graphs, in bfloat16.
 """
@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench_cudagraph
 
+from benchmarks.tune_linear import tune_linear
 from limpet.kernels import decode_attention, prefill_attention
 from limpet.kernels.tuned_tables import table_path
 
@@ -125,13 +126,9 @@ def _time_us(case: Case, candidate: Candidate) -> list[float]:
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.tune")
-    parser.add_argument("--processes", type=int, default=12, help="that compile")
-    arguments = parser.parse_args()
+def _tune_attention(processes: ProcessPoolExecutor) -> dict[str, dict[str, Candidate]]:
     todo = [(case, candidate) for case in _cases() for candidate in CANDIDATES[case.kernel]]
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        list(pool.map(_compile, *zip(*todo, strict=True)))
+    list(processes.map(_compile, *zip(*todo, strict=True)))
     costs: dict[tuple[Kernel, str], dict[Candidate, list[float]]] = {}
     for case, candidate in todo:
         times = _time_us(case, candidate)
@@ -142,7 +139,21 @@ def main() -> None:
     for (kernel, key), times_of in costs.items():
         best = min(times_of, key=lambda candidate: geometric_mean(times_of[candidate]))
         table.setdefault(kernel, {})[key] = best
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.tune")
+    parser.add_argument("--kernels", nargs="+", choices=("attention", "linear"), default=["attention", "linear"])
+    parser.add_argument("--processes", type=int, default=12, help="that compile")
+    arguments = parser.parse_args()
     path = table_path(torch.cuda.get_device_name(0))
+    table = json.loads(path.read_text("utf-8")) if path.exists() else {}  # what is not measured now stays
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as processes:
+        if "attention" in arguments.kernels:
+            table |= _tune_attention(processes)
+        if "linear" in arguments.kernels:
+            table |= {"linear": tune_linear(processes)}
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(table, indent=2) + "\n", "utf-8")
     print(path.read_text("utf-8"))

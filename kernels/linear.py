@@ -18,7 +18,7 @@ from torch import Tensor
 from limpet.kernels.checks import require
 from limpet.kernels.tuned_tables import tuned
 
-MAX_FEW_ROWS = 64  # above them cuBLAS is at its best
+ROW_CLASSES = (1, 16, 32, 64)  # rows that a table's key stands for, with those between it and the one before
 WANTED_PROGRAMS = 264  # two for each multiprocessor of a large GPU; a constant, since it decides the order of additions
 MIN_SEGMENT, MAX_SEGMENTS = 512, 8
 MAX_TILES = 1 << 16  # of a split launch
@@ -208,13 +208,13 @@ def pick_segment_len(num_outs: int, num_ins: int, block_ins: int) -> int:
 
 def pick_few_rows(x: Tensor, weight: Tensor) -> tuple[int, ...] | None:
     """The fields of a tile, and the length of a segment, where ours was measured to be quicker than cuBLAS."""
-    if x.shape[0] > MAX_FEW_ROWS or x.element_size() != 2:
+    if x.shape[0] > ROW_CLASSES[-1] or x.element_size() != 2:
         return None
     return tuned("linear", few_rows_key(x.shape[0], *weight.shape), x.device)
 
 
 def few_rows_key(num_rows: int, num_outs: int, num_ins: int) -> str:
-    return f"{num_outs} x {num_ins}, up to {16 if num_rows <= 16 else 32 if num_rows <= 32 else MAX_FEW_ROWS} rows"
+    return f"{num_outs} x {num_ins}, up to {next(each for each in ROW_CLASSES if num_rows <= each)} rows"
 
 
 @cache
