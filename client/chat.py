@@ -37,8 +37,6 @@ def main() -> int:
     except LimpetError as error:
         terminal.complain(str(error))
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _chat(client: Client, terminal: Terminal, arguments: argparse.Namespace) -> int:

@@ -7,20 +7,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("backend", "client", "converter", "kernels", "model_repository")
+FOLDERS = ("backend", "client", "commands", "converter", "kernels", "model_repository", "webui")
 
 # Folder -> modules of Limpet that it may import; a prefix counts for what lies below it.
 ALLOWED = {
     "backend": ("limpet.backend", "limpet.kernels"),
     "client": ("limpet.client",),
+    "commands": ("limpet.commands",),  # the commands' modules by name, once Ctrl-C is seen to
     "converter": ("limpet.converter", "limpet.backend.checkpoint", "limpet.backend.config", "limpet.model_repository"),
     "kernels": ("limpet.kernels",),
     "model_repository": ("limpet.backend",),
+    "webui": ("limpet.webui", "limpet.client", "limpet.commands"),
 }
 # Files and folders that must work, or start fast, without torch.
 WITHOUT_TORCH = (
     "client",
+    "commands",
     "model_repository",
+    "webui",
     "backend/front_end",
     "backend/link",
     "backend/serve",

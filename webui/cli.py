@@ -5,6 +5,7 @@ import os
 import sys
 
 from limpet.client import Client, InvalidRequest
+from limpet.commands.interrupt import ending_at_once
 
 _EPILOG = """\
 The page listens on this machine only unless --host says otherwise; then give it --auth as well.
@@ -17,7 +18,8 @@ def main() -> int:
     """Entry point of the command."""
     arguments = _parser().parse_args()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio is imported: it asks its makers' server otherwise
-    from limpet.webui.serve import serve
+    with ending_at_once():
+        from limpet.webui.serve import serve
 
     try:
         serve(arguments.server, arguments.host, arguments.port, arguments.auth, arguments.root_path)
