@@ -13,6 +13,7 @@ from gguf.quants import dequantize
 
 from limpet.converter.errors import ConversionError
 from limpet.converter.rules import TensorInfo
+from limpet.converter.source_folder import SourceFolder
 
 _MAGIC = b"GGUF"
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -79,10 +80,12 @@ def _part_paths(path: Path) -> list[Path]:
     if match is None:
         return [path]
     stem, count = match[1], match[3]
-    paths = [path.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+    folder = SourceFolder(path.parent)
+    names = (f"{stem}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1))
+    paths = [path if name == path.name else folder.file(name) for name in names]
     missing = [part.name for part in paths if not part.exists()]
     if missing:
-        raise ConversionError(f"{missing[0]}, a part of the model, is missing in {path.resolve().parent.name}.")
+        raise ConversionError(f"{missing[0]}, a part of the model, is missing in {folder.name}.")
     return paths
 
 

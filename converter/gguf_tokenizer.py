@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from limpet.backend.checkpoint import TokenizerConfig
 from limpet.converter.byte_bpe import LLAMA3_NAMES, build_byte_bpe
 from limpet.converter.errors import ConversionError
-from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece
+from limpet.converter.sentencepiece_vocab import Piece, PieceType, SpaceRules, build_sentencepiece
 from limpet.converter.source import SourceTokenizer
 from limpet.converter.special_tokens import add_tokens, set_bos
 from limpet.converter.text_file import as_record
@@ -36,6 +36,7 @@ class _Keys(msgspec.Struct, frozen=True, kw_only=True):
     unknown_token_id: _TokenId | None = None
     add_bos_token: bool | None = None
     add_space_prefix: bool = True
+    remove_extra_whitespaces: bool = False
 
     def text_of(self, token_id: int | None) -> str | None:
         return self.tokens[token_id] if token_id is not None and token_id < len(self.tokens) else None
@@ -100,7 +101,8 @@ def _sentencepiece(keys: _Keys) -> Tokenizer:
     if len(scores) != size or len(kinds) != size:
         raise ConversionError("The GGUF file's tokens, scores and token types differ in number.")
     pieces = [Piece(*piece) for piece in zip(keys.tokens, scores, kinds, strict=True)]
-    return build_sentencepiece(pieces, keys.add_space_prefix)
+    spaces = SpaceRules(prefix=keys.add_space_prefix, remove_extra=keys.remove_extra_whitespaces)
+    return build_sentencepiece(pieces, spaces)
 
 
 _BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}

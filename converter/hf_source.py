@@ -12,6 +12,7 @@ from limpet.converter.hf_tokenizer import read_hf_tokenizer
 from limpet.converter.rules import TensorInfo, main_dtype
 from limpet.converter.safetensors_file import SafetensorsReader
 from limpet.converter.source import Source
+from limpet.converter.source_folder import SourceFolder
 from limpet.converter.text_file import read_json
 from limpet.converter.torch_file import TorchReader
 
@@ -35,7 +36,7 @@ _FORMATS = (_Format("model.safetensors", SafetensorsReader), _Format("pytorch_mo
 class HFStore:
     """The tensors of the files that the folder's index names, or of its single file. Other files are not looked at."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: SourceFolder) -> None:
         self._readers: dict[str, SafetensorsReader | TorchReader] = {}
         self.tensors: dict[str, TensorInfo] = {}
         form = _find_format(folder)
@@ -55,30 +56,29 @@ class HFStore:
         return reader.path if isinstance(reader, SafetensorsReader) else None
 
 
-def open_hf_folder(folder: Path) -> Source:
+def open_hf_folder(folder: SourceFolder) -> Source:
     """Read a folder's configuration, headers and tokenizer; raises ConversionError for what Limpet cannot serve."""
-    raw = read_json(folder / "config.json")
+    raw = read_json(folder.file("config.json"))
     name, architecture = find_architecture(raw)
     store = HFStore(folder)
     tokenizer = read_hf_tokenizer(folder, raw)
     config = read_model_config(raw, main_dtype(store.tensors))
-    layout = architecture.layout(config)
-    return Source(f"Hugging Face folder, {name}", folder.resolve().name, config, layout, store, tokenizer)
+    return Source(f"Hugging Face folder, {name}", folder.name, config, architecture.layout(config), store, tokenizer)
 
 
-def _find_format(folder: Path) -> _Format:
+def _find_format(folder: SourceFolder) -> _Format:
     for form in _FORMATS:
-        if (folder / form.index).exists() or (folder / form.single).exists():
+        if folder.file(form.index).exists() or folder.file(form.single).exists():
             return form
     names = " or ".join(form.single for form in _FORMATS)
     raise ConversionError(f"No {names} in {folder.name}, nor an index of their parts.")
 
 
-def _weight_files(folder: Path, form: _Format) -> dict[Path, list[str] | None]:
+def _weight_files(folder: SourceFolder, form: _Format) -> dict[Path, list[str] | None]:
     """Files to read and the tensors to take from each; None: all of them."""
-    if not (folder / form.index).exists():
-        return {folder / form.single: None}
-    weight_map = read_json(folder / form.index).get("weight_map")
+    if not folder.file(form.index).exists():
+        return {folder.file(form.single): None}
+    weight_map = read_json(folder.file(form.index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConversionError(f"{form.index} has no weight_map.")
     files: dict[Path, list[str] | None] = {}
@@ -90,10 +90,11 @@ def _weight_files(folder: Path, form: _Format) -> dict[Path, list[str] | None]:
     return files
 
 
-def _inside(folder: Path, file_name: object, index: str) -> Path:
+def _inside(folder: SourceFolder, file_name: object, index: str) -> Path:
     """The path of a shard; raises ConversionError if the index leads out of the folder or to nothing."""
-    if not isinstance(file_name, str) or PurePosixPath(file_name).name != file_name:
+    if not isinstance(file_name, str) or PurePosixPath(file_name).name != file_name or file_name == "..":
         raise ConversionError(f"{index} names {file_name!r}; only files of the folder itself are read.")
-    if not (folder / file_name).is_file():
+    path = folder.file(file_name)
+    if not path.is_file():
         raise ConversionError(f"Shard {file_name}, which {index} names, is missing.")
-    return folder / file_name
+    return path

@@ -1,6 +1,7 @@
 """The tokenizer of a Hugging Face folder: its one file, and what the files beside it add."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from limpet.converter.errors import ConversionError
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece
 from limpet.converter.source import SourceTokenizer
+from limpet.converter.source_folder import SourceFolder
 from limpet.converter.special_tokens import add_tokens, set_bos, starts_with
 from limpet.converter.text_file import as_record, read_json_if_present, read_text
 from limpet.converter.tiktoken_vocab import BEGIN, END_OF_TURN, build_llama3, is_tiktoken
@@ -47,6 +49,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True):
     add_bos_token: bool | None = None
     added_tokens_decoder: dict[_TokenId, _Token] | None = None
     chat_template: str | list[_NamedTemplate] | None = None
+    legacy: bool | None = None
 
     def names(self) -> dict[str, str]:
         tokens = {key: getattr(self, key) for key in _NAMED}
@@ -63,17 +66,17 @@ class _EndIds(msgspec.Struct, frozen=True):
         return [token_id for token_id in ids if token_id is not None and token_id >= 0]
 
 
-def read_hf_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
+def read_hf_tokenizer(folder: SourceFolder, config: Mapping[str, Any]) -> SourceTokenizer:
     """Read it; `config` is config.json. Raises ConversionError if the folder has no tokenizer."""
-    settings = _read_settings(folder / "tokenizer_config.json")
+    settings = _read_settings(folder.file("tokenizer_config.json"))
     declared = _declared_tokens(folder, settings)
-    tokenizer, names = _load(folder, declared)
-    names |= _read_settings(folder / "special_tokens_map.json").names() | settings.names()
+    tokenizer, names = _load(folder, declared, settings)
+    names |= _read_settings(folder.file("special_tokens_map.json")).names() | settings.names()
     _add_missing_tokens(tokenizer, declared, names)
     bos = names.get("bos_token")
-    if bos is None and not (folder / "tokenizer_config.json").exists():
+    if bos is None and not folder.file("tokenizer_config.json").exists():
         bos = _token_of_id(tokenizer, config.get("bos_token_id"))
-    generation = read_json_if_present(folder / "generation_config.json")
+    generation = read_json_if_present(folder.file("generation_config.json"))
     tokenizer_config = TokenizerConfig(
         bos_token=bos,
         eos_token=names.get("eos_token"),
@@ -94,12 +97,12 @@ def _read_settings(path: Path) -> _Settings:
     return as_record(read_json_if_present(path), _Settings, path.name)
 
 
-def _read_template(folder: Path, settings: _Settings) -> str | None:
+def _read_template(folder: SourceFolder, settings: _Settings) -> str | None:
     """The chat template: its own file first, as in transformers, then tokenizer_config.json."""
-    path = folder / "chat_template.jinja"
+    path = folder.file("chat_template.jinja")
     if path.exists():
         return read_text(path)
-    template = settings.chat_template or _read_settings(folder / "chat_template.json").chat_template
+    template = settings.chat_template or _read_settings(folder.file("chat_template.json")).chat_template
     if isinstance(template, list):
         return next((entry.template for entry in template if entry.name == "default"), None)
     return template or None
@@ -111,17 +114,21 @@ def _generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
     return as_record(stated, GenerationDefaults, "generation_config.json")
 
 
-def _load(folder: Path, declared: Mapping[int, _Token]) -> tuple[Tokenizer, dict[str, str]]:
+def _load(
+    folder: SourceFolder, declared: Mapping[int, _Token], settings: _Settings
+) -> tuple[Tokenizer, dict[str, str]]:
     """The tokenizer of the folder's one file or the other, and the names of special tokens that the file states."""
-    if (folder / "tokenizer.json").exists():
-        return _load_json(folder / "tokenizer.json"), {}
-    path = folder / "tokenizer.model"
+    if folder.file("tokenizer.json").exists():
+        return _load_json(folder.file("tokenizer.json")), {}
+    path = folder.file("tokenizer.model")
     if not path.exists():
         raise ConversionError(f"No tokenizer.json or tokenizer.model in {folder.name}: the model has no tokenizer.")
     if is_tiktoken(path):
         return build_llama3(path), {"bos_token": BEGIN, "eos_token": END_OF_TURN}
     model = read_sentencepiece_model(path)
-    tokenizer = build_sentencepiece(_with_declared(model.pieces, declared), model.add_dummy_prefix)
+    # "legacy" is transformers' word for SentencePiece's way: a space prefix after special tokens too.
+    spaces = replace(model.spaces, prefix_after_special=settings.legacy is not False)
+    tokenizer = build_sentencepiece(_with_declared(model.pieces, declared), spaces)
     set_bos(tokenizer, model.bos)
     return tokenizer, {key: text for key, text in (("bos_token", model.bos), ("eos_token", model.eos)) if text}
 
@@ -148,9 +155,9 @@ def _load_json(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _declared_tokens(folder: Path, settings: _Settings) -> dict[int, _Token]:
+def _declared_tokens(folder: SourceFolder, settings: _Settings) -> dict[int, _Token]:
     """Tokens by id that files beside the tokenizer's own one state."""
-    others = as_record(read_json_if_present(folder / "added_tokens.json"), dict[str, _TokenId], "added_tokens.json")
+    others = as_record(read_json_if_present(folder.file("added_tokens.json")), dict[str, _TokenId], "added_tokens.json")
     return {token_id: _Token(content) for content, token_id in others.items()} | (settings.added_tokens_decoder or {})
 
 

@@ -1,7 +1,5 @@
 """Opening a folder as Meta publishes Llama: params.json, consolidated.*.pth, tokenizer.model."""
 
-from pathlib import Path
-
 import msgspec
 
 from limpet.backend.checkpoint import ModelConfig, RopeScaling, TokenizerConfig
@@ -12,6 +10,7 @@ from limpet.converter.rules import main_dtype
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import build_sentencepiece
 from limpet.converter.source import Source, SourceTokenizer
+from limpet.converter.source_folder import SourceFolder
 from limpet.converter.special_tokens import set_bos
 from limpet.converter.text_file import Count, Positive, as_record, read_json
 from limpet.converter.tiktoken_vocab import BEGIN, END, END_OF_MESSAGE, END_OF_TURN, build_llama3, is_tiktoken
@@ -19,15 +18,14 @@ from limpet.converter.tiktoken_vocab import BEGIN, END, END_OF_MESSAGE, END_OF_T
 PARAMS = "params.json"
 
 
-def find_meta_folder(folder: Path) -> Path | None:
+def find_meta_folder(folder: SourceFolder) -> SourceFolder | None:
     """The folder with params.json: this one, or the only one inside it that has one; None if there is none."""
-    if (folder / PARAMS).exists():
+    if folder.file(PARAMS).exists():
         return folder
-    nested = sorted(path.parent for path in folder.glob(f"*/{PARAMS}"))
+    nested = sorted(path.parent.name for path in folder.path.glob(f"*/{PARAMS}"))
     if len(nested) > 1:
-        names = ", ".join(path.name for path in nested)
-        raise ConversionError(f"{folder.name} holds several models ({names}): name one of these folders.")
-    return nested[0] if nested else None
+        raise ConversionError(f"{folder.name} holds several models ({', '.join(nested)}): name one of these folders.")
+    return SourceFolder(folder.file(nested[0])) if nested else None
 
 
 class _Params(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,15 +42,15 @@ class _Params(msgspec.Struct, frozen=True, kw_only=True):
     high_freq_factor: Positive | None = None
 
 
-def open_meta_folder(folder: Path) -> Source:
+def open_meta_folder(folder: SourceFolder) -> Source:
     """Read its numbers and headers; the tokenizer may lie beside the weights or one folder up."""
-    params = as_record(read_json(folder / PARAMS), _Params, PARAMS)
+    params = as_record(read_json(folder.file(PARAMS)), _Params, PARAMS)
     store = MetaStore(folder, params.dim)
     tokenizer = _read_tokenizer(folder)
     config = _model_config(params, store, tokenizer)
     context = config.max_position_embeddings
     warning = f"{PARAMS} does not state the context: its other values are those of a model of {context} tokens."
-    return Source("Meta folder", folder.resolve().name, config, META, store, tokenizer, (warning,))
+    return Source("Meta folder", folder.name, config, META, store, tokenizer, (warning,))
 
 
 def _model_config(params: _Params, store: MetaStore, tokenizer: SourceTokenizer) -> ModelConfig:
@@ -96,9 +94,9 @@ def _context(params: _Params, tied: bool) -> tuple[int, RopeScaling | None]:
     return (2048 if params.norm_eps == 1e-6 else 4096), None  # Llama 1, Llama 2
 
 
-def _read_tokenizer(folder: Path) -> SourceTokenizer:
-    paths = (folder / "tokenizer.model", folder.resolve().parent / "tokenizer.model")
-    path = next((path for path in paths if path.is_file()), None)
+def _read_tokenizer(folder: SourceFolder) -> SourceTokenizer:
+    folders = (folder, SourceFolder(folder.path.resolve().parent))
+    path = next((path for each in folders if (path := each.file("tokenizer.model")).is_file()), None)
     if path is None:
         raise ConversionError(f"No tokenizer.model in {folder.name} or one folder up: the model has no tokenizer.")
     if is_tiktoken(path):
@@ -107,7 +105,7 @@ def _read_tokenizer(folder: Path) -> SourceTokenizer:
         end_tokens = [END, END_OF_MESSAGE, END_OF_TURN]
     else:
         model = read_sentencepiece_model(path)
-        tokenizer = build_sentencepiece(model.pieces, model.add_dummy_prefix)
+        tokenizer = build_sentencepiece(model.pieces, model.spaces)
         config = TokenizerConfig(bos_token=model.bos, eos_token=model.eos, add_bos=model.bos is not None)
         end_tokens = [model.eos] if model.eos else []
     set_bos(tokenizer, config.bos_token)

@@ -8,6 +8,7 @@ import torch
 
 from limpet.converter.errors import ConversionError
 from limpet.converter.rules import TensorInfo
+from limpet.converter.source_folder import SourceFolder
 from limpet.converter.torch_file import TorchReader
 
 # The dimension along which the parts of a tensor lie side by side; tensors of other names are in every part.
@@ -19,14 +20,16 @@ _SPLIT_DIMENSIONS = {
     r"layers\.\d+\.feed_forward\.w2\.weight": 1,
 }
 _EMBEDDING = "tok_embeddings.weight"
+_QUERY = "layers.0.attention.wq.weight"  # as many rows in all as the model's hidden size
 
 
 class MetaStore:
     """The merged tensors of consolidated.00.pth, consolidated.01.pth, …; `hidden_size` is the model's `dim`."""
 
-    def __init__(self, folder: Path, hidden_size: int) -> None:
+    def __init__(self, folder: SourceFolder, hidden_size: int) -> None:
         self._parts = [TorchReader(path) for path in _part_files(folder)]
         self._hidden_size = hidden_size
+        self._require_all_parts()
         self.tensors: Mapping[str, TensorInfo] = {name: self._merged_info(name) for name in self._parts[0].tensors}
 
     def read(self, name: str) -> torch.Tensor:
@@ -37,6 +40,15 @@ class MetaStore:
 
     def file_of(self, name: str) -> None:
         return None
+
+    def _require_all_parts(self) -> None:
+        query = self._parts[0].tensors.get(_QUERY)
+        if query is None or query.shape[0] * len(self._parts) == self._hidden_size:
+            return
+        raise ConversionError(
+            f"There are {len(self._parts)} parts consolidated.*.pth, each with {query.shape[0]} rows of {_QUERY}; the "
+            f"model has {self._hidden_size}: a part is missing or belongs to another model."
+        )
 
     def _merged_info(self, name: str) -> TensorInfo:
         first = self._parts[0].tensors[name]
@@ -57,9 +69,9 @@ class MetaStore:
         return next((split for pattern, split in _SPLIT_DIMENSIONS.items() if re.fullmatch(pattern, name)), None)
 
 
-def _part_files(folder: Path) -> list[Path]:
+def _part_files(folder: SourceFolder) -> list[Path]:
     """The parts in order; raises ConversionError if one is missing."""
-    files = sorted(folder.glob("consolidated.*.pth"))
+    files = [folder.file(path.name) for path in sorted(folder.path.glob("consolidated.*.pth"))]
     for number, path in enumerate(files):
         if path.name != f"consolidated.{number:02}.pth":
             raise ConversionError(f"consolidated.{number:02}.pth is missing in {folder.name}.")

@@ -1,7 +1,8 @@
 """Reading a SentencePiece tokenizer.model, a Protocol Buffers message of which few fields matter here.
 
 ModelProto: 1 pieces (1 text, 2 score, 3 type), 2 trainer_spec (3 model_type, 41 bos_id, 42 eos_id), 3 normalizer_spec
-(2 precompiled_charsmap, 3 add_dummy_prefix). The classes that sentencepiece ships load beside few releases of protobuf.
+(2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5 escape_whitespaces). The classes that
+sentencepiece ships load beside few releases of protobuf.
 """
 
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from limpet.converter.errors import ConversionError
-from limpet.converter.sentencepiece_vocab import Piece, PieceType
+from limpet.converter.sentencepiece_vocab import Piece, PieceType, SpaceRules
 
 _Value: TypeAlias = int | bytes
 
@@ -22,7 +23,7 @@ _UNIGRAM, _BPE = 1, 2
 @dataclass(frozen=True)
 class SentencePieceModel:
     pieces: list[Piece]
-    add_dummy_prefix: bool
+    spaces: SpaceRules
     bos: str | None
     eos: str | None
 
@@ -44,11 +45,11 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
         raise ConversionError(f"{path.name} is no SentencePiece model.") from None
     if not pieces:
         raise ConversionError(f"{path.name} is no SentencePiece model.")
-    if trainer.get(3, _UNIGRAM) != _BPE or normalizer.get(2, b"") != b"":
+    if trainer.get(3, _UNIGRAM) != _BPE or normalizer.get(2, b"") != b"" or not normalizer.get(5, True):
         raise ConversionError(f"{path.name} is no plain BPE model: a tokenizer.json is needed beside it.")
     return SentencePieceModel(
         pieces=pieces,
-        add_dummy_prefix=bool(normalizer.get(3, True)),
+        spaces=SpaceRules(prefix=bool(normalizer.get(3, True)), remove_extra=bool(normalizer.get(4, True))),
         bos=_text_of(pieces, int(trainer.get(41, 1))),
         eos=_text_of(pieces, int(trainer.get(42, 2))),
     )

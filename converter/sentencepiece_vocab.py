@@ -1,10 +1,11 @@
 """Tokenizers of SentencePiece vocabularies: pieces with scores, from a tokenizer.model or a GGUF file."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from limpet.converter.special_tokens import add_tokens
@@ -30,19 +31,50 @@ class Piece:
     kind: PieceType
 
 
-def build_sentencepiece(pieces: Sequence[Piece], add_space_prefix: bool = True) -> Tokenizer:
+@dataclass(frozen=True)
+class SpaceRules:
+    """What happens to spaces before text is cut: one more in front, there only or after special tokens too."""
+
+    prefix: bool = True
+    prefix_after_special: bool = True
+    remove_extra: bool = False
+
+
+def build_sentencepiece(pieces: Sequence[Piece], spaces: SpaceRules) -> Tokenizer:
     """A tokenizer that encodes as SentencePiece's BPE with byte fallback does; it adds no BOS."""
     unknown = next((piece.text for piece in pieces if piece.kind is PieceType.UNKNOWN), None)
-    vocabulary = {piece.text: index for index, piece in enumerate(pieces)}
-    model = BPE(vocab=vocabulary, merges=derive_merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    user_defined = [piece.text for piece in pieces if piece.kind is PieceType.USER_DEFINED]
+    model = BPE(
+        vocab={piece.text: index for index, piece in enumerate(pieces)},
+        merges=derive_merges(pieces),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=True,
+        ignore_merges=bool(user_defined),  # these come as words of their own, and no merge makes them
+    )
     tokenizer = Tokenizer(model)
-    spaces = normalizers.Replace(" ", _SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if add_space_prefix else spaces
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if add_space_prefix else steps)
-    special = [p.text for p in pieces if p.kind in (PieceType.CONTROL, PieceType.UNKNOWN)]
-    add_tokens(tokenizer, special, [p.text for p in pieces if p.kind is PieceType.USER_DEFINED])
+    _set_spaces(tokenizer, spaces, user_defined)
+    add_tokens(tokenizer, [p.text for p in pieces if p.kind in (PieceType.CONTROL, PieceType.UNKNOWN)])
     return tokenizer
+
+
+def _set_spaces(tokenizer: Tokenizer, spaces: SpaceRules, user_defined: Sequence[str]) -> None:
+    steps: list[normalizers.Normalizer] = []
+    words: list[pre_tokenizers.PreTokenizer] = []
+    if spaces.remove_extra:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spaces.prefix and spaces.prefix_after_special:
+        steps.append(normalizers.Prepend(_SPACE))
+    elif spaces.prefix:
+        words.append(pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False))
+    if user_defined:
+        longest_first = sorted(user_defined, key=len, reverse=True)
+        words.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), behavior="isolated"))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    if words:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
+    undo = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if spaces.prefix else undo)
 
 
 def derive_merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:

@@ -74,11 +74,11 @@ def write_gguf(
     tokenizer: Tokenizer | None = None,
     sentencepiece: Sequence[Piece] = (),
     split_max_tensors: int = 0,
-    numbers: Mapping[str, float] | None = None,
+    metadata: Mapping[str, int | float | str] | None = None,
 ) -> None:
     """The model as llama.cpp's converter writes it: its names, its q/k order, tokenizer and template as metadata.
 
-    `numbers` are more of the architecture's float metadata, by key.
+    `metadata` is more of the architecture's, by key.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
@@ -94,8 +94,9 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _add_rope_scaling(writer, config)
-    for key, value in (numbers or {}).items():
-        writer.add_float32(f"{architecture}.{key}", value)
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in (metadata or {}).items():
+        add[type(value)](f"{architecture}.{key}", value)
     if sentencepiece:
         _add_sentencepiece(writer, sentencepiece)
     elif tokenizer is not None:

@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.config import EngineConfig
 from limpet.backend.offline import LocalEngine
 from limpet.backend.sampling_params import SamplingParams
@@ -28,7 +29,11 @@ from tests.aids.transformers_reference import greedy_reference
 from tests.converter.checkpoints import edit_json, interleave
 
 NUM_TOKENS = 16
-PROMPTS: tuple[list[int], ...] = ([5], [7 * place % 290 for place in range(40)])
+PROMPTS: tuple[list[int], ...] = (
+    [5],
+    [7 * place % 290 for place in range(40)],
+    [11 * place % 289 for place in range(480)],
+)
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -51,6 +56,8 @@ FAMILIES = {
     "llama-2": lambda: _llama(rms_norm_eps=1e-5),
     "llama-3.1": lambda: _llama(rope_parameters=_LLAMA3_ROPE | {"factor": 8.0}, head_dim=32),
     "llama-3.2": lambda: _llama(rope_parameters=_LLAMA3_ROPE | {"factor": 32.0}, head_dim=32, tie_word_embeddings=True),
+    "llama-attention-biases": lambda: _llama(attention_bias=True),
+    "llama-tied": lambda: _llama(tie_word_embeddings=True),
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
     "llama-odd-vocabulary": lambda: _llama(vocab_size=301),
     "rope-linear": lambda: _rope("linear", factor=4.0),
@@ -69,8 +76,18 @@ FAMILIES = {
     "quantisable": lambda: _llama(hidden_size=96, intermediate_size=96, head_dim=16),  # rows of whole blocks
     "meta": lambda: _llama(vocab_size=600, rms_norm_eps=1e-5),  # rows for a SentencePiece vocabulary
     "llama-3-meta": lambda: _llama(vocab_size=656),  # rows for 400 ranks and 256 special tokens
+    "llama-3.1-meta": lambda: _llama_3_meta(8.0),
+    "llama-3.2-meta": lambda: _llama_3_meta(32.0, tie_word_embeddings=True),
     "qwen3-biases": lambda: Qwen3ForCausalLM(Qwen3Config(**BASE | {"head_dim": 16, "attention_bias": True})),
 }
+
+
+def _llama_3_meta(factor: float, **changes: Any) -> PreTrainedModel:
+    """Heads of hidden size / number, as Meta's code has them: wide ones, that have low frequencies to scale."""
+    heads = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32}
+    return _llama(
+        vocab_size=656, rope_parameters=_LLAMA3_ROPE | {"factor": factor}, rms_norm_eps=1e-5, **heads, **changes
+    )
 
 
 def build(family: str) -> PreTrainedModel:
@@ -106,7 +123,7 @@ def write_bin_folder(folder: Path, model: PreTrainedModel, *, sharded: bool = Fa
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}), "utf-8")
 
 
-def write_internlm2_folder(folder: Path, model: PreTrainedModel) -> None:
+def write_internlm2_folder(folder: Path, model: PreTrainedModel, *, in_bin: bool = False) -> None:
     """A Llama under InternLM2's names, its q, k and v fused head group by head group."""
     write_folder(folder, model)
     config = model.config
@@ -115,9 +132,13 @@ def write_internlm2_folder(folder: Path, model: PreTrainedModel) -> None:
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     for layer in range(config.num_hidden_layers):
         attention = f"model.layers.{layer}.self_attn."
-        q, k, v = (state.pop(f"{attention}{part}_proj.weight").split(config.head_dim) for part in "qkv")
-        heads = [[*q[group * head : group * (head + 1)], k[head], v[head]] for head in range(len(k))]
-        renamed[f"model.layers.{layer}.attention.wqkv.weight"] = torch.cat([rows for head in heads for rows in head])
+        for kind in ("weight", "bias") if config.attention_bias else ("weight",):
+            q, k, v = (state.pop(f"{attention}{part}_proj.{kind}").split(config.head_dim) for part in "qkv")
+            heads = [[*q[group * head : group * (head + 1)], k[head], v[head]] for head in range(len(k))]
+            fused = torch.cat([rows for head in heads for rows in head])
+            renamed[f"model.layers.{layer}.attention.wqkv.{kind}"] = fused
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]
     names = {
         "model.embed_tokens": "model.tok_embeddings",
         "lm_head": "output",
@@ -131,11 +152,15 @@ def write_internlm2_folder(folder: Path, model: PreTrainedModel) -> None:
     for name, tensor in state.items():
         old = next((old for old in sorted(names, key=len, reverse=True) if old in name), None)
         renamed[name.replace(old, names[old]) if old else name] = tensor
-    save_file(renamed, folder / "model.safetensors")
+    if in_bin:
+        (folder / "model.safetensors").unlink()
+        torch.save(renamed, folder / "pytorch_model.bin")
+    else:
+        save_file(renamed, folder / "model.safetensors")
     edit_json(
         folder / "config.json",
         architectures=["InternLM2ForCausalLM"],
-        bias=False,
+        bias=config.attention_bias,
         attention_bias=None,
         model_type="internlm2",
         auto_map={"AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM"},
@@ -143,12 +168,21 @@ def write_internlm2_folder(folder: Path, model: PreTrainedModel) -> None:
 
 
 def write_meta_folder(
-    folder: Path, model: PreTrainedModel, tokenizer: Path, num_parts: int, *, embedding_by_rows: bool = False
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: Path,
+    num_parts: int,
+    *,
+    embedding_by_rows: bool = False,
+    **params: Any,
 ) -> None:
-    """As Meta publishes it: rotary pairs interleaved, every matrix cut for the GPUs of its own code."""
+    """As Meta publishes it: rotary pairs interleaved, every matrix cut for the GPUs of its own code.
+
+    `params` are more keys of params.json.
+    """
     folder.mkdir(parents=True)
     config = model.config
-    params = {
+    content = {
         "dim": config.hidden_size,
         "n_layers": config.num_hidden_layers,
         "n_heads": config.num_attention_heads,
@@ -156,8 +190,9 @@ def write_meta_folder(
         "norm_eps": config.rms_norm_eps,
         "vocab_size": -1,
         "multiple_of": 16,
+        **params,
     }
-    (folder / "params.json").write_text(json.dumps(params), "utf-8")
+    (folder / "params.json").write_text(json.dumps(content), "utf-8")
     shutil.copyfile(tokenizer, folder / "tokenizer.model")
     for part in range(num_parts):
         tensors = {name: _meta_part(name, tensor, part, num_parts, embedding_by_rows) for name, tensor in _meta(model)}
@@ -182,6 +217,8 @@ def _meta(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     heads = {"wq": model.config.num_attention_heads, "wk": model.config.num_key_value_heads}
     tensors = []
     for old, tensor in model.state_dict().items():
+        if old == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
         name = old
         for hf, meta in names.items():
             name = name.replace(hf, meta)
@@ -198,14 +235,18 @@ def _meta_part(name: str, tensor: torch.Tensor, part: int, num_parts: int, embed
 
 
 def assert_engine_gives_transformers_ids(model_dir: Path, model: PreTrainedModel) -> None:
-    """Load the converted model into the engine and compare its answers with transformers' in float32."""
+    """Load the converted model into the engine and compare its answers with transformers' in float32.
+
+    Prompts that do not fit the model's context are left out.
+    """
+    room = CheckpointDir(model_dir).model_config().max_position_embeddings - NUM_TOKENS
     with LocalEngine(model_dir, EngineConfig(dtype="float32", max_batch_size=4, cache_bytes=1 << 24)) as engine:
 
         def generate(prompt: list[int], num_tokens: int) -> list[int]:
             params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
             return engine.generate([prompt], params)[0].ids
 
-        for prompt in PROMPTS:
+        for prompt in (each for each in PROMPTS if len(each) <= room):
             reference = greedy_reference(model, prompt, NUM_TOKENS)
             assert_ids_equal(
                 generate(prompt, NUM_TOKENS), reference, prompt=prompt, generate=generate, name=f"{len(prompt)} tokens"

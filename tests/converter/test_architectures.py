@@ -5,10 +5,14 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from transformers import LlamaConfig
 
+from tests.aids.transformers_reference import greedy_reference
 from tests.converter.checkpoints import converted_weights, edit_json, run_convert, write_gguf
 from tests.converter.families import (
     FAMILIES,
+    NUM_TOKENS,
+    PROMPTS,
     assert_engine_gives_transformers_ids,
     build,
     write_bin_folder,
@@ -16,7 +20,7 @@ from tests.converter.families import (
     write_internlm2_folder,
     write_meta_folder,
 )
-from tests.converter.vocabularies import write_sentencepiece_model
+from tests.converter.vocabularies import write_sentencepiece_model, write_tiktoken_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -26,7 +30,7 @@ def test_safetensors_folder(tmp_path: Path, family: str) -> None:
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
 
 
-@pytest.mark.parametrize("family", ["llama-2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama-2", "mistral", "qwen2-tied", "qwen3"])
 def test_sharded_safetensors_folder(tmp_path: Path, family: str) -> None:
     model = build(family)
     write_folder(tmp_path / "source", model, max_shard_size="20KB")
@@ -49,6 +53,7 @@ def test_bin_folder(tmp_path: Path, family: str, layout: str) -> None:
         ("llama-2", "llama"),
         ("llama-3.1", "llama"),
         ("llama-3.2", "llama"),
+        ("llama-biases", "llama"),
         ("llama-odd-vocabulary", "llama"),
         ("rope-linear", "llama"),
         ("rope-yarn", "llama"),
@@ -76,10 +81,19 @@ def test_gguf_of_quantised_weights_answers_as_the_dequantised_model(tmp_path: Pa
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source.gguf", tmp_path).root, model)
 
 
-@pytest.mark.parametrize("family", ["llama-1", "llama-2", "rope-dynamic"])
-def test_internlm2_folder(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "in_bin"),
+    [
+        ("llama-1", False),
+        ("llama-2", False),
+        ("llama-attention-biases", True),
+        ("llama-tied", True),
+        ("rope-dynamic", False),
+    ],
+)
+def test_internlm2_folder(tmp_path: Path, family: str, in_bin: bool) -> None:
     model = build(family)
-    write_internlm2_folder(tmp_path / "source", model)
+    write_internlm2_folder(tmp_path / "source", model, in_bin=in_bin)
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
 
 
@@ -94,6 +108,29 @@ def test_meta_folder(tmp_path: Path, num_parts: int, layout: str) -> None:
     if layout == "nested":
         (folder / "tokenizer.model").rename(source / "tokenizer.model")
     assert_engine_gives_transformers_ids(run_convert(source, tmp_path).root, model)
+
+
+@pytest.mark.parametrize(("family", "num_parts"), [("llama-3.1-meta", 2), ("llama-3.2-meta", 1)])
+def test_meta_folder_of_llama3_with_scaled_rope(tmp_path: Path, family: str, num_parts: int) -> None:
+    model = build(family)
+    write_tiktoken_model(tmp_path / "tokenizer.model")
+    write_meta_folder(
+        tmp_path / "source",
+        model,
+        tmp_path / "tokenizer.model",
+        num_parts,
+        embedding_by_rows=True,
+        rope_theta=500000.0,
+        use_scaled_rope=True,
+    )
+    checkpoint = run_convert(tmp_path / "source", tmp_path)
+    assert_engine_gives_transformers_ids(checkpoint.root, model)
+    # The scaling shows within these prompts: without it the ids would be others.
+    plain = type(model)(
+        LlamaConfig(**model.config.to_dict() | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}})
+    )
+    plain.load_state_dict(model.state_dict())
+    assert greedy_reference(plain, PROMPTS[-1], NUM_TOKENS).ids != greedy_reference(model, PROMPTS[-1], NUM_TOKENS).ids
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from limpet.converter.gguf_file import GGUFFile
 from tests.aids.repositories import SMOLLM2_GGUF
 from tests.aids.tiny import build_tiny, write_tiny
 from tests.converter.checkpoints import converted_weights, run_convert, write_gguf
+from tests.converter.pbtxt import read_parameters
 
 DEQUANTISABLE = sorted(gguf.quants._type_traits, key=lambda kind: kind.name)
 
@@ -41,16 +42,39 @@ def test_gguf_and_safetensors_of_the_same_model_give_the_same_settings(tmp_path:
     assert file.chat_template() == folder.chat_template()
 
 
+@pytest.mark.parametrize(("options", "dtype"), [([], "float32"), (["--dtype", "bfloat16"], "bfloat16")])
+def test_weights_of_a_gguf_file_are_float32_unless_told_otherwise(
+    tmp_path: Path, options: list[str], dtype: str
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build_tiny(), quantisation=gguf.GGMLQuantizationType.F16)
+    checkpoint = run_convert(tmp_path / "tiny.gguf", tmp_path, *options)
+    assert checkpoint.model_config().dtype == dtype
+    assert {tensor.dtype for tensor in converted_weights(checkpoint).values()} == {getattr(torch, dtype)}
+
+
+def test_sliding_window_of_a_gguf_file_caps_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build_tiny(), metadata={"attention.sliding_window": 128})
+    checkpoint = run_convert(tmp_path / "tiny.gguf", tmp_path)
+    assert read_parameters((checkpoint.root / "config.pbtxt").read_text("utf-8"))["session_len"] == "128"
+    assert "session_len is set to 128" in capsys.readouterr().err
+
+
+def test_unknown_scaling_of_a_gguf_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build_tiny(), metadata={"rope.scaling.type": "longrope"})
+    assert main([str(tmp_path / "tiny.gguf"), "--dst", str(tmp_path)]) == 1
+    assert "rope scaling 'longrope' is not supported" in capsys.readouterr().err
+
+
 def test_linear_scaling_under_its_old_key_counts(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", build_tiny(), numbers={"rope.scale_linear": 4.0})
+    write_gguf(tmp_path / "tiny.gguf", build_tiny(), metadata={"rope.scale_linear": 4.0})
     scaling = run_convert(tmp_path / "tiny.gguf", tmp_path).model_config().rope_scaling
     assert scaling is not None
     assert (scaling.rope_type, scaling.factor) == ("linear", 4.0)
 
 
 def test_yarn_takes_the_ramp_of_the_file(tmp_path: Path) -> None:
-    numbers = {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 2.0}
-    write_gguf(tmp_path / "tiny.gguf", _yarn_model(), numbers=numbers)
+    ramp = {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 2.0}
+    write_gguf(tmp_path / "tiny.gguf", _yarn_model(), metadata=ramp)
     scaling = run_convert(tmp_path / "tiny.gguf", tmp_path).model_config().rope_scaling
     assert scaling is not None
     assert (scaling.rope_type, scaling.factor, scaling.beta_fast, scaling.beta_slow) == ("yarn", 8.0, 4.0, 2.0)
@@ -60,7 +84,7 @@ def test_yarn_takes_the_ramp_of_the_file(tmp_path: Path) -> None:
 def test_yarn_in_a_way_of_llama_cpps_own_is_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_gguf(tmp_path / "tiny.gguf", _yarn_model(), numbers={f"rope.scaling.{name}": 1.5})
+    write_gguf(tmp_path / "tiny.gguf", _yarn_model(), metadata={f"rope.scaling.{name}": 1.5})
     assert main([str(tmp_path / "tiny.gguf"), f"--dst={tmp_path}"]) == 1
     assert f"rope.scaling.{name} is 1.5: not supported" in capsys.readouterr().err.replace("\n", " ")
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from limpet.backend.checkpoint import CheckpointDir
 from limpet.converter.cli import main
 from tests.aids.tiny import TINY_SHAPES, write_tiny
 from tests.converter.checkpoints import converted_weights, edit_json, edit_weights, run_convert
@@ -55,6 +56,18 @@ def test_files_that_the_index_does_not_name_are_not_read(tmp_path: Path) -> None
     stray = {name: torch.randn(2, 3) for name in ("model.norm.weight", "lm_head.weight", "unknown.weight")}
     save_file(stray, source / "model.safetensors")
     save_file(stray, source / "model-00099-of-00099.safetensors")
+    after = converted_weights(run_convert(source, tmp_path / "b"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_tensor_that_lies_in_a_second_shard_too_is_read_where_the_index_says(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_tiny(source, max_shard_size="20KB")
+    before = converted_weights(run_convert(source, tmp_path / "a"))
+    weight_map = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    name, other = "model.norm.weight", weight_map["model.embed_tokens.weight"]
+    assert weight_map[name] != other
+    save_file(load_file(source / other) | {name: torch.randn(48)}, source / other)
     after = converted_weights(run_convert(source, tmp_path / "b"))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -141,7 +154,23 @@ def test_checkpoint_without_template_is_raw_and_says_so(tmp_path: Path, capsys: 
     assert "is no chat template" in capsys.readouterr().err
 
 
-def test_folder_named_by_a_number_converts_under_that_name(tmp_path: Path) -> None:
+def test_folder_named_by_a_number_becomes_the_same_model_under_that_name(tmp_path: Path) -> None:
     write_tiny(tmp_path / "12000")
     assert main([str(tmp_path / "12000"), "--dst", str(tmp_path / "workspace")]) == 0
-    assert (tmp_path / "workspace/model_repository/12000/1/checkpoint/manifest.json").exists()
+    numbered = CheckpointDir(tmp_path / "workspace/model_repository/12000")
+    named = run_convert(tmp_path / "12000", tmp_path / "workspace")
+    assert numbered.manifest().files == named.manifest().files
+    assert 'name: "12000"' in (numbered.root / "config.pbtxt").read_text()
+
+
+def test_snapshot_in_hugging_faces_cache_is_read_through_its_links_and_named_by_its_repository(tmp_path: Path) -> None:
+    repository = tmp_path / "models--ada--tiny-chat"
+    write_tiny(repository / "snapshots/0123abcd", max_shard_size="20KB")
+    (repository / "blobs").mkdir()
+    for number, path in enumerate(sorted((repository / "snapshots/0123abcd").iterdir())):
+        path.rename(repository / f"blobs/{number}")
+        path.symlink_to(f"../../blobs/{number}")
+    assert main([str(repository / "snapshots/0123abcd"), "--dst", str(tmp_path), "--link"]) == 0
+    checkpoint = CheckpointDir(tmp_path / "model_repository/tiny-chat")
+    assert not any(path.is_symlink() for path in checkpoint.weight_files())
+    assert main(["--check", str(checkpoint.root)]) == 0

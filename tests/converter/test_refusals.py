@@ -7,16 +7,20 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from limpet.converter.cli import main
 from limpet.converter.safetensors_file import SafetensorsWriter
 from tests.aids.tiny import write_tiny
-from tests.converter.checkpoints import edit_json, edit_weights, run_convert
+from tests.converter.checkpoints import edit_json, edit_weights, run_convert, write_gguf
+from tests.converter.families import build, write_bin_folder, write_meta_folder
+from tests.converter.vocabularies import write_sentencepiece_model
 
 Damage = Callable[[Path], object]
 
@@ -183,6 +187,32 @@ def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path, capsys: pyt
     run_convert(tmp_path / "source", tmp_path / "workspace", "--dtype", "bfloat16")
 
 
+SOURCES: dict[str, tuple[Callable[[Path, PreTrainedModel], object], str]] = {
+    "bin": (write_bin_folder, "model.norm.weight"),
+    "gguf": (lambda path, model: write_gguf(path, model), "output_norm.weight"),
+    "meta": (
+        lambda path, model: write_meta_folder(path, model, write_sentencepiece_model(path.parent / "vocabulary"), 1),
+        "norm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_values_that_no_model_can_use_are_refused_from_every_source(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write, name = SOURCES[kind]
+    model = build("meta")
+    for value, options, sentence in (
+        (float("nan"), [], "holds NaN"),
+        (1e6, ["--dtype", "float16"], "has values up to 1e+06, too large for float16"),
+    ):
+        model.model.norm.weight.data.fill_(value)
+        source = tmp_path / f"{value}.gguf"
+        write(source, model)
+        assert f"Tensor {name} {sentence}" in _refused(source, tmp_path / "workspace", capsys, *options)
+
+
 @pytest.mark.parametrize("name", ["nothing.gguf", "nothing"])
 def test_source_that_does_not_exist_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in _refused(tmp_path / name, tmp_path / "workspace", capsys)
@@ -281,14 +311,21 @@ def test_target_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert "Not a directory" in capsys.readouterr().err
 
 
-def test_target_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_tiny(tmp_path / "source")
-    # Even root, as whom the tests may run, makes no folder in /proc; it claims to be full as well.
-    monkeypatch.setattr("limpet.converter.convert._require_space", lambda plan: None)
-    assert main([str(tmp_path / "source"), "--dst", "/proc/workspace"]) == 1
-    assert "/proc/workspace" in capsys.readouterr().err
+def test_target_that_may_not_be_written_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        write_tiny(place / "source")
+        for path in (place / "source").iterdir():
+            path.chmod(0o644)
+        (place / "workspace").mkdir(mode=0o555)
+        command = [sys.executable, "-c", _CONVERT_AS_NOBODY, place / "source", place / "first", place / "workspace"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 1
+        assert (
+            result.stderr.splitlines()[-1] == f"limpet-convert: {place}/workspace/model_repository: Permission denied."
+        )
+        assert list((place / "workspace").iterdir()) == []
 
 
 def test_wrong_usage_has_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,4 +335,16 @@ def test_wrong_usage_has_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None
     assert "invalid choice" in capsys.readouterr().err
 
 
+# The first conversion imports all that the second one needs: nobody might not be allowed to read it.
+_CONVERT_AS_NOBODY = """
+import os, sys
+from limpet.converter.cli import main
+source, allowed, forbidden = sys.argv[1:]
+main([source, "--dst", allowed])
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(main([source, "--dst", forbidden]))
+"""
 _RUN_MAIN = "import sys; from limpet.converter.cli import main; sys.exit(main())"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from limpet.converter.cli import main
-from tests.converter.checkpoints import edit_json, run_convert
+from tests.converter.checkpoints import edit_json, run_convert, write_gguf
 from tests.converter.families import build, write_bin_folder, write_folder, write_meta_folder
 from tests.converter.vocabularies import write_sentencepiece_model
 
@@ -75,12 +75,79 @@ def test_index_leads_nowhere_but_to_files_of_the_folder(
     assert "only files of the folder itself" in error or "is missing" in error
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        *("model.safetensors", "model.safetensors.index.json"),
+    ],
+)
+def test_links_out_of_a_hugging_face_folder_are_not_followed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "source", build("llama-2"))
+    _move_away(tmp_path / "source" / name, tmp_path / "outside")
+    assert f"{name} is a link that leads out of the folder source" in _refused(tmp_path / "source", capsys)
+
+
+@pytest.mark.parametrize("name", ["7B", "7B/consolidated.00.pth", "7B/params.json", "tokenizer.model"])
+def test_links_out_of_a_meta_folder_are_not_followed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = write_sentencepiece_model(tmp_path / "vocabulary")
+    write_meta_folder(tmp_path / "source/7B", build("meta"), tokenizer, 1)
+    (tmp_path / "source/7B/tokenizer.model").rename(tmp_path / "source/tokenizer.model")
+    _move_away(tmp_path / "source" / name, tmp_path / "outside")
+    assert f"{Path(name).name} is a link that leads out of the folder" in _refused(tmp_path / "source", capsys)
+
+
+def test_links_out_of_the_folder_of_a_split_gguf_are_not_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source").mkdir()
+    write_gguf(tmp_path / "source/parts.gguf", build("meta"), split_max_tensors=12)
+    _move_away(tmp_path / "source/parts-00002-of-00002.gguf", tmp_path / "outside")
+    assert "is a link that leads out of" in _refused(tmp_path / "source/parts-00001-of-00002.gguf", capsys)
+
+
+@pytest.mark.parametrize("target", ["weights.safetensors", "model.safetensors"], ids=["inside", "circle"])
+def test_links_within_the_folder_are_followed(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "source", build("llama-2"))
+    path = tmp_path / "source/model.safetensors"
+    path.rename(path.with_name("weights.safetensors"))
+    path.symlink_to(target)
+    if target == path.name:
+        assert "No model.safetensors" in _refused(tmp_path / "source", capsys)
+    else:
+        run_convert(tmp_path / "source", tmp_path)
+
+
+def _move_away(path: Path, outside: Path) -> None:
+    """Leave a link in its place; to nothing, where nothing was."""
+    if path.exists():
+        path.rename(outside)
+    path.symlink_to(outside)
+
+
 @pytest.mark.parametrize("part", ["consolidated.01.pth", "consolidated.00.pth", "tokenizer.model", "params.json"])
 def test_meta_folder_without_a_part_is_refused(tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = write_sentencepiece_model(tmp_path / "vocabulary")
     write_meta_folder(tmp_path / "source", build("meta"), tokenizer, 3 if part == "consolidated.01.pth" else 1)
     (tmp_path / "source" / part).unlink()
     assert part in _refused(tmp_path / "source", capsys)
+
+
+@pytest.mark.parametrize(("num_parts", "found"), [(1, 2), (3, 2), (3, 4)], ids=["stray", "cut off", "one too many"])
+def test_meta_folder_with_another_number_of_parts_is_refused(
+    tmp_path: Path, num_parts: int, found: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = write_sentencepiece_model(tmp_path / "vocabulary")
+    write_meta_folder(tmp_path / "source", build("meta"), tokenizer, num_parts)
+    first, last = (tmp_path / f"source/consolidated.{number:02}.pth" for number in (0, max(num_parts, found) - 1))
+    last.write_bytes(first.read_bytes()) if found > num_parts else last.unlink()
+    error = _refused(tmp_path / "source", capsys)
+    assert f"There are {found} parts" in error
+    assert "a part is missing or belongs to another model" in error
 
 
 @pytest.mark.parametrize("size", [0, 10, 5000])

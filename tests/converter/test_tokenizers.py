@@ -1,15 +1,19 @@
 """Tokenizers of every source encode as their reference does, and a raw prompt gets BOS once."""
 
+import importlib
 import itertools
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import regex
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import sentencepiece_model_pb2_new
 
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.tokenizer import Tokenizer as ServedTokenizer
@@ -83,11 +87,21 @@ def test_gguf_metadata_encodes_as_the_tokenizer_it_was_made_from(tmp_path: Path)
     assert_all_equal([served.encode_prompt(text) for text in texts], [reference(t)["input_ids"] for t in texts], texts)
 
 
-def test_sentencepiece_model_encodes_as_sentencepiece_does(tmp_path: Path) -> None:
-    model = read_sentencepiece_model(write_sentencepiece_model(tmp_path / "tokenizer.model"))
-    tokenizer = build_sentencepiece(model.pieces, model.add_dummy_prefix)
-    reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
-    texts = strings()
+SENTENCEPIECE_KINDS: dict[str, dict[str, Any]] = {
+    "Llama's": {},
+    "without prefix": {"add_dummy_prefix": False},
+    "one space for many": {"remove_extra_whitespaces": True},  # OpenLLaMA's
+    "own words": {"user_defined_symbols": "<tool>,<tool>s,the"},
+}
+
+
+@pytest.mark.parametrize("kind", SENTENCEPIECE_KINDS)
+def test_sentencepiece_model_encodes_as_sentencepiece_does(tmp_path: Path, kind: str) -> None:
+    changes = SENTENCEPIECE_KINDS[kind]
+    model = read_sentencepiece_model(write_sentencepiece_model(tmp_path / "tokenizer.model", **changes))
+    tokenizer = build_sentencepiece(model.pieces, model.spaces)
+    reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes(**changes))
+    texts = strings(extra=("<tool>", "<tool>s"))
     found = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     assert_all_equal(found, [reference.encode(text) for text in texts], texts)
     decoded = [tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
@@ -95,28 +109,56 @@ def test_sentencepiece_model_encodes_as_sentencepiece_does(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("source", ["hf", "meta", "gguf"])
-def test_every_source_with_a_sentencepiece_vocabulary_encodes_the_same_with_one_bos(
-    tmp_path: Path, source: str
+def test_every_source_with_a_sentencepiece_vocabulary_encodes_as_transformers_does(
+    tmp_path: Path, source: str, sentencepiece_in_transformers: None
 ) -> None:
     model = write_sentencepiece_model(tmp_path / "tokenizer.model")
+    _write_folder_with_sentencepiece(tmp_path / "hf", model, add_bos_token=True)
     if source == "meta":
-        write_meta_folder(tmp_path / "source", build("meta"), model, 1)
-    elif source == "hf":
-        write_folder(tmp_path / "source", build("meta"))
-        (tmp_path / "source/tokenizer.json").unlink()
-        model.rename(tmp_path / "source/tokenizer.model")
-        (tmp_path / "source/tokenizer_config.json").write_text("{}")
-    else:
-        write_gguf(tmp_path / "source", build("meta"), sentencepiece=read_sentencepiece_model(model).pieces)
-        (tmp_path / "source").rename(tmp_path / "source.gguf")
-    path = tmp_path / ("source.gguf" if source == "gguf" else "source")
-    checkpoint = run_convert(path, tmp_path / "out")
+        write_meta_folder(tmp_path / "meta", build("meta"), model, 1)
+    elif source == "gguf":
+        write_gguf(tmp_path / "gguf.gguf", build("meta"), sentencepiece=read_sentencepiece_model(model).pieces)
+    checkpoint = run_convert(tmp_path / ("gguf.gguf" if source == "gguf" else source), tmp_path / "out")
     served = ServedTokenizer.load(checkpoint)
-    reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
-    texts = strings(60)
-    assert_all_equal([served.encode_prompt(t) for t in texts], [[1, *reference.encode(t)] for t in texts], texts)
+    reference = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts = strings(extra=("<s>", "</s>", "<unk>"))
+    assert_all_equal(
+        [served.encode_prompt(t) for t in texts], [one_bos(reference(t)["input_ids"]) for t in texts], texts
+    )
     assert served.encode_prompt("<s>the tide")[:2].count(1) == 1
     assert set(checkpoint.model_config().eos_token_ids) >= {2}
+
+
+def test_space_prefix_at_the_beginning_only_where_the_settings_say_so(
+    tmp_path: Path, sentencepiece_in_transformers: None
+) -> None:
+    model = write_sentencepiece_model(tmp_path / "tokenizer.model")
+    _write_folder_with_sentencepiece(tmp_path / "hf", model, add_bos_token=True, legacy=False)
+    served = ServedTokenizer.load(run_convert(tmp_path / "hf", tmp_path / "out"))
+    reference = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts = strings(extra=("<s>", "</s>"))
+    assert_all_equal(
+        [served.encode_prompt(t) for t in texts], [one_bos(reference(t)["input_ids"]) for t in texts], texts
+    )
+
+
+@pytest.fixture
+def sentencepiece_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads the file by its own classes: sentencepiece's want a protobuf that this environment has not."""
+    reader = importlib.import_module("transformers.convert_slow_tokenizer")
+    monkeypatch.setattr(reader, "import_protobuf", lambda: sentencepiece_model_pb2_new)
+
+
+def one_bos(ids: list[int]) -> list[int]:
+    """transformers puts a BOS before a text that begins with one already."""
+    return ids[1:] if ids[:2] == [1, 1] else ids
+
+
+def _write_folder_with_sentencepiece(folder: Path, model: Path, **settings: object) -> None:
+    write_folder(folder, build("meta"))
+    (folder / "tokenizer.json").unlink()
+    shutil.copyfile(model, folder / "tokenizer.model")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
 def test_tiktoken_ranks_encode_as_joining_by_rank_does(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -53,27 +54,28 @@ def strings(count: int = 300, extra: tuple[str, ...] = ()) -> list[str]:
 
 
 @cache
-def sentencepiece_bytes() -> bytes:
+def sentencepiece_bytes(**changes: Any) -> bytes:
     """A BPE model with byte fallback, trained as Llama's was; ids 0 to 2 are <unk>, <s> and </s>."""
     model = io.BytesIO()
+    options = {
+        "vocab_size": 560,
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "split_digits": True,
+        "character_coverage": 0.99,
+        "minloglevel": 2,
+    }
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS * 20),
-        model_writer=model,
-        vocab_size=560,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        split_digits=True,
-        character_coverage=0.99,
-        minloglevel=2,
+        sentence_iterator=iter(CORPUS * 20), model_writer=model, **options | changes
     )
     return model.getvalue()
 
 
-def write_sentencepiece_model(path: Path) -> Path:
-    path.write_bytes(sentencepiece_bytes())
+def write_sentencepiece_model(path: Path, **changes: Any) -> Path:
+    path.write_bytes(sentencepiece_bytes(**changes))
     return path
 
 
