@@ -17,7 +17,7 @@ class AttentionMetadata:
     cu_q_lens: Tensor  # [num_prefills + 1] int32, where each chunk begins among the prefill tokens
     chunk_starts: Tensor  # [num_prefills + 1] int32, where each chunk begins among all tokens
     max_q_len: int  # at least the longest chunk; 0: no prefills
-    prefill_context_lens: list[int]  # [num_prefills] positions before each chunk, on the host
+    prefill_context_lens: list[int] | None  # [num_prefills] positions before each chunk; None in a captured step
 
     @property
     def num_decodes(self) -> int:

@@ -67,7 +67,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     model_config = checkpoint.model_config()
     device = _device(config)
     dtype = _dtype(config, model_config, device)
-    _check_deterministic(config, model_config, device)
+    _check_deterministic(config, device)
     wanted_len = _wanted_session_len(config, model_config)
     with ThreadPoolExecutor(max_workers=1) as loader:  # see _load
         load = loader.submit(_load, checkpoint, model_config, config.load_format, wanted_len, device, dtype)
@@ -152,13 +152,9 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
 
 
-def _check_deterministic(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
-    if not config.deterministic:
-        return
-    if device.type != "cuda":
+def _check_deterministic(config: EngineConfig, device: torch.device) -> None:
+    if config.deterministic and device.type != "cuda":
         raise ConfigError("deterministic is true, which needs a GPU: on the CPU the allowed value is false.")
-    if model.architecture != "llama":
-        raise ConfigError(f"deterministic is true, which models of {model.architecture} do not offer: give false.")
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:

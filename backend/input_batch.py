@@ -52,7 +52,7 @@ class StepInputs:
     sampled_positions: Tensor  # [num_sampled] where the new ids will stand
     num_decodes: int
     max_q_len: int
-    prefill_context_lens: list[int]
+    prefill_context_lens: list[int] | None
     sampled_host_rows: list[int]
     sampled_host_positions: list[int]
     samples_all: bool  # every token's logits are sampled
@@ -140,7 +140,7 @@ class InputBatch:
             sampled_positions=sent[9],
             num_decodes=full.num_decodes,
             max_q_len=_max_q_len(counts[num_decodes:], shape),
-            prefill_context_lens=[work.start for work in plan.work[num_decodes:]],
+            prefill_context_lens=None if shape else [work.start for work in plan.work[num_decodes:]],
             sampled_host_rows=rows[sampled].tolist(),
             sampled_host_positions=kv_lens[sampled].tolist(),
             samples_all=not shape and len(sampled) == num_tokens,

@@ -120,6 +120,7 @@ def _choose_kernel(
     logits = tl.where(experts < NUM_EXPERTS, logits, float("-inf"))
     powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     scores = powers / tl.sum(powers, axis=1)[:, None]
+    scores = tl.where(scores >= 0.0, scores, 0.0)  # NaN, as tokens that pad a step may have, must choose experts too
     scores = tl.where(experts < NUM_EXPERTS, scores, -1.0)
     if GROUPS_PER_TOKEN < NUM_GROUPS:
         groups = experts // (NUM_EXPERTS // NUM_GROUPS)
@@ -198,8 +199,7 @@ def route(
     )
     weights = torch.empty(num_tokens, num_choices, dtype=torch.float32, device=x.device)
     ids, ranks = (torch.empty(num_tokens, num_choices, dtype=torch.int32, device=x.device) for _ in range(2))
-    block_tokens = 1 if num_tokens <= 256 else 8
-    _choose_kernel[(triton.cdiv(num_tokens, block_tokens),)](
+    _choose_kernel[(num_tokens,)](
         scores,
         weights,
         ids,
@@ -214,9 +214,9 @@ def route(
         TOP_K=top_k,
         NUM_SHARED=num_shared,
         NORMALIZES=normalizes and top_k > 1,
-        BLOCK_TOKENS=block_tokens,
+        BLOCK_TOKENS=1,
         BLOCK_EXPERTS=block_experts,
         BLOCK_CHOICES=triton.next_power_of_2(num_choices),
-        num_warps=1 if block_tokens == 1 else 4,
+        num_warps=1,
     )
     return Routing(weights, ids, ranks, counts)

@@ -20,7 +20,8 @@ from limpet.backend.layers.latent_context import ContextPiece, LatentStep, cut_c
 class LatentAttention(nn.Module):
     """Softmax scale `scale`. Holds no weights, so that all layers share one.
 
-    With `fixed_order` a token's bits do not depend on what else the step computes (CUDA): all tokens are absorbed.
+    Prefill chunks are expanded where the host knows their lengths and they are long. With `fixed_order` a token's bits
+    do not depend on what else the step computes (CUDA): all tokens are absorbed.
     """
 
     def __init__(self, config: LatentAttentionConfig, scale: float) -> None:
@@ -35,9 +36,10 @@ class LatentAttention(nn.Module):
 
     def plan(self, step: AttentionMetadata, block_size: int) -> LatentStep:
         """What all layers do in this step: once a step, before the first of them."""
-        context = sum(step.prefill_context_lens)
-        expands = not self.fixed_order and (context == 0 or step.max_q_len >= self._expands_from)
-        return LatentStep(step, cut_context(step, block_size) if expands and context else [], expands)
+        lengths = step.prefill_context_lens
+        if not lengths or self.fixed_order or (any(lengths) and step.max_q_len < self._expands_from):
+            return LatentStep(step, [], expands=False)
+        return LatentStep(step, cut_context(step, lengths, block_size), expands=True)
 
     def forward(
         self, q: Tensor, rows: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, plan: LatentStep
@@ -47,58 +49,46 @@ class LatentAttention(nn.Module):
         w_uk [num_heads, nope, rank], w_uv [num_heads, v_head_dim, rank]; returns [num_tokens, num_heads, v_head_dim].
         """
         out = q.new_empty(*q.shape[:2], self._v_dim)
-        end = plan.step.num_decodes
+        end = plan.step.num_decodes if plan.expands else q.shape[0]
         if end:
-            self._decode(q[:end], w_uk, w_uv, latent_cache, plan.step, out[:end])
-        if plan.step.max_q_len:
-            if plan.expands:
-                self._prefill_expanded(q[end:], rows[end:], w_uk, w_uv, latent_cache, plan, out[end:])
-            else:
-                self._prefill_absorbed(q[end:], w_uk, w_uv, latent_cache, plan.step, out[end:])
+            self._attend_absorbed(q[:end], w_uk, w_uv, latent_cache, plan, out[:end])
+        if plan.expands:
+            self._attend_expanded(q[end:], rows[end:], w_uk, w_uv, latent_cache, plan, out[end:])
         return out
 
-    def _decode(
-        self, q: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, step: AttentionMetadata, out: Tensor
+    def _attend_absorbed(
+        self, q: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, plan: LatentStep, out: Tensor
     ) -> None:
-        kernels, absorbed = kernels_for(q.device), self._absorb(q, w_uk)
-        tables, kv_lens = step.decode_block_tables, step.decode_kv_lens
-        if self.fixed_order:
+        """In a captured step the decodes are padded: the prefills' outputs, written later, replace what that leaves."""
+        kernels, step = kernels_for(q.device), plan.step
+        absorbed = q.new_empty(*q.shape[:2], self._row_dim)
+        kernels.multiply_heads(q[..., : self._nope], w_uk, absorbed[..., : self._rank])
+        absorbed[..., self._rank :] = q[..., self._nope :]
+        latent_out = q.new_empty(*q.shape[:2], self._rank)
+        if step.num_decodes:
+            self._decode(absorbed, latent_cache, step, latent_out)
+        if step.max_q_len and not plan.expands:
+            attend = kernels.fixed_order_prefill_attention if self.fixed_order else kernels.prefill_attention
             keys, values = self._keys_and_values(latent_cache)
-            latent_out = kernels.fixed_order_decode_attention(absorbed, keys, values, tables, kv_lens, self._scale)
-        else:
-            latent_out = kernels.latent_decode_attention(
-                absorbed, latent_cache, tables, kv_lens, self._rank, self._scale
-            )
+            tables, starts, kv_lens = step.prefill_block_tables, step.chunk_starts, step.prefill_kv_lens
+            attend(absorbed, keys, values, tables, starts, kv_lens, step.max_q_len, self._scale, out=latent_out)
         kernels.multiply_heads(latent_out, w_uv.transpose(1, 2), out)
 
-    def _prefill_absorbed(
-        self, q: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, step: AttentionMetadata, out: Tensor
-    ) -> None:
-        kernels = kernels_for(q.device)
-        attend = kernels.fixed_order_prefill_attention if self.fixed_order else kernels.prefill_attention
-        latent_out = attend(
-            self._absorb(q, w_uk),
-            *self._keys_and_values(latent_cache),
-            step.prefill_block_tables,
-            step.cu_q_lens,
-            step.prefill_kv_lens,
-            step.max_q_len,
-            self._scale,
-        )
-        kernels.multiply_heads(latent_out, w_uv.transpose(1, 2), out)
+    def _decode(self, absorbed: Tensor, latent_cache: Tensor, step: AttentionMetadata, out: Tensor) -> None:
+        kernels, end = kernels_for(absorbed.device), step.num_decodes
+        q, out, tables, kv_lens = absorbed[:end], out[:end], step.decode_block_tables, step.decode_kv_lens
+        if self.fixed_order:
+            keys, values = self._keys_and_values(latent_cache)
+            kernels.fixed_order_decode_attention(q, keys, values, tables, kv_lens, self._scale, out=out)
+        else:
+            kernels.latent_decode_attention(q, latent_cache, tables, kv_lens, self._rank, self._scale, out=out)
 
     def _keys_and_values(self, latent_cache: Tensor) -> tuple[Tensor, Tensor]:
         """The cache as attention over one K/V head sees it."""
         keys = latent_cache.unsqueeze(2)
         return keys, keys[..., : self._rank]
 
-    def _absorb(self, q: Tensor, w_uk: Tensor) -> Tensor:
-        absorbed = q.new_empty(*q.shape[:2], self._row_dim)
-        kernels_for(q.device).multiply_heads(q[..., : self._nope], w_uk, absorbed[..., : self._rank])
-        absorbed[..., self._rank :] = q[..., self._nope :]
-        return absorbed
-
-    def _prefill_expanded(
+    def _attend_expanded(
         self, q: Tensor, rows: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, plan: LatentStep, out: Tensor
     ) -> None:
         kernels, step = kernels_for(q.device), plan.step

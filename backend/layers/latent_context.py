@@ -29,16 +29,16 @@ class ContextPiece:
 
 @dataclass(frozen=True)
 class LatentStep:
-    """A step with its context cut into pieces; none where no chunk has context, or where it is not to be expanded."""
+    """A step with its context cut into pieces; none where no chunk has context, or nothing is expanded."""
 
     step: AttentionMetadata
     pieces: list[ContextPiece]
     expands: bool  # prefill chunks attend to keys and values of all heads, else in latent space as decodes do
 
 
-def cut_context(step: AttentionMetadata, block_size: int) -> list[ContextPiece]:
+def cut_context(step: AttentionMetadata, context_lens: list[int], block_size: int) -> list[ContextPiece]:
     """Pieces of at most PIECE_TOKENS keys, or of one key for every chunk that still has some."""
-    lengths = np.array(step.prefill_context_lens, dtype=np.int64)
+    lengths = np.array(context_lens, dtype=np.int64)
     each = max(1, PIECE_TOKENS // max(1, int((lengths > 0).sum())))
     return [
         _piece(step, np.full_like(lengths, first).clip(max=lengths), (lengths - first).clip(0, each), block_size)

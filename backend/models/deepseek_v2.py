@@ -90,6 +90,8 @@ class DecoderLayer(nn.Module):
 class DeepseekV2ForCausalLM(CausalLM):
     """Decoder-only transformer; positions below `session_len`."""
 
+    captures_prefills = True
+
     def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
         super().__init__()
         latent, experts = config.latent_attention, config.experts

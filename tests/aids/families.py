@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -16,6 +17,7 @@ from transformers import (
 
 from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
+from tests.aids.deepseek import YARN
 from tests.aids.tiny import write_tokenizer
 from tests.aids.tiny_models import ConvertedTiny
 
@@ -38,10 +40,31 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+# Every token goes to all experts: a choice that rounding changes would be a large error (test_experts.py has choices).
+DEEPSEEK: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 192,
+    "first_k_dense_replace": 1,
+    "rope_parameters": YARN,
+}
 FAMILIES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "llama-2": (LlamaConfig, {"num_attention_heads": 4, "num_key_value_heads": 4}),
     "llama-3": (LlamaConfig, {"num_attention_heads": 8, "num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
     "qwen2": (Qwen2Config, {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 896}),
+    "deepseek-v2-lite": (DeepseekV2Config, DEEPSEEK),
+    "deepseek-v2": (
+        DeepseekV2Config,
+        DEEPSEEK | {"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 384},
+    ),
     "qwen3": (Qwen3Config, {"num_attention_heads": 8, "num_key_value_heads": 4}),
 }
 
