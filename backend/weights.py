@@ -1,5 +1,7 @@
 """Strict loading: every parameter is filled exactly once, or loading fails and says which are missing or left over."""
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -7,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError
+from limpet.backend.device_reader import DTYPES, DeviceReader
 
 
 def load_weights(model: nn.Module, checkpoint: CheckpointDir) -> int:
@@ -18,8 +21,13 @@ def load_weights(model: nn.Module, checkpoint: CheckpointDir) -> int:
     parameters = dict(model.named_parameters())  # a tied weight is listed once
     unfilled = set(parameters)
     linked = checkpoint.manifest().linked
-    for path in checkpoint.weight_files():
-        _load_file(path, linked.get(path.name), parameters, unfilled)
+    device = next(iter(parameters.values())).device
+    with ExitStack() as stack:
+        fill = _fill_from_map
+        if device.type == "cuda":
+            fill = stack.enter_context(DeviceReader(device)).fill
+        for path in checkpoint.weight_files():
+            _load_file(path, linked.get(path.name), parameters, unfilled, fill)
     if unfilled:
         raise CheckpointError(f"The checkpoint lacks {_some(unfilled)}: convert the model again.")
     return _num_bytes(parameters)
@@ -41,28 +49,49 @@ def _num_bytes(parameters: dict[str, nn.Parameter]) -> int:
 
 
 def _load_file(
-    path: Path, linked: dict[str, str] | None, parameters: dict[str, nn.Parameter], unfilled: set[str]
+    path: Path,
+    linked: dict[str, str] | None,
+    parameters: dict[str, nn.Parameter],
+    unfilled: set[str],
+    fill: Callable[[Path, Mapping[str, Tensor]], None],
 ) -> None:
     """Take every tensor of the file, or those that `linked` lists with the weights they are."""
+    wanted: dict[str, Tensor] = {}
+    cast: list[str] = []
     try:
         with safe_open(path, framework="pt") as file:
             for stored, name in (linked or {key: key for key in file.keys()}).items():  # noqa: SIM118 - no dict
                 if name not in unfilled:
                     reason = "is there twice" if name in parameters else "belongs to no parameter of the model"
                     raise CheckpointError(f"Tensor {name} of {path.name} {reason}: convert the model again.")
-                _fill(name, parameters[name], file.get_tensor(stored))
+                entry = file.get_slice(stored)
+                _check_shape(name, parameters[name], entry.get_shape())
+                wanted[stored] = parameters[name].data
+                if DTYPES.get(entry.get_dtype()) != parameters[name].dtype:
+                    cast.append(name)
                 unfilled.remove(name)
+        fill(path, wanted)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path.name} cannot be read ({error}): convert the model again.") from None
+    for name in cast:
+        _check_finite(name, parameters[name])
 
 
-def _fill(name: str, parameter: nn.Parameter, tensor: Tensor) -> None:
-    if parameter.shape != tensor.shape:
+def _fill_from_map(path: Path, wanted: Mapping[str, Tensor]) -> None:
+    with safe_open(path, framework="pt") as file:
+        for stored, target in wanted.items():
+            target.copy_(file.get_tensor(stored))
+
+
+def _check_shape(name: str, parameter: nn.Parameter, shape: list[int]) -> None:
+    if list(parameter.shape) != shape:
         raise CheckpointError(
-            f"Tensor {name} has shape {list(tensor.shape)}, the model needs {list(parameter.shape)}: convert again."
+            f"Tensor {name} has shape {shape}, the model needs {list(parameter.shape)}: convert again."
         )
-    parameter.data.copy_(tensor)
-    if parameter.dtype != tensor.dtype and not bool(torch.isfinite(parameter).all()):
+
+
+def _check_finite(name: str, parameter: nn.Parameter) -> None:
+    if not bool(torch.isfinite(parameter).all()):
         raise CheckpointError(
             f"Tensor {name} does not fit into {str(parameter.dtype).removeprefix('torch.')} (it becomes infinite): "
             f"serve the model as bfloat16 or float32."

@@ -185,7 +185,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, segment_l
 def _linear_in_fixed_order(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     few, many = pick_fixed_order(x.element_size())
     num_tiles = triton.cdiv(x.shape[0], few.block_rows) * triton.cdiv(weight.shape[0], few.block_outs)
-    segment_len = pick_segment_len(*weight.shape, few.block_ins)
+    segment_len = pick_segment_len(weight.shape[0], weight.shape[1], few.block_ins)
     if num_tiles < WANTED_PROGRAMS:
         return launch(x, weight, bias, few, segment_len, is_split=segment_len < x.shape[1])
     return launch(x, weight, bias, many, segment_len, is_split=False)
