@@ -1,4 +1,5 @@
-"""Where a decode step's time goes on a GPU: each kernel's share, and the gaps in which the GPU waits for the host.
+"""Where a decode step's time goes on a GPU: each kernel's share, the gaps in which the GPU waits for the host, and the
+bandwidth floor.
 
 python -m benchmarks.breakdown --model llama-2-7b --batches 1 256
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.floor import copy_rate, step_bytes
 from benchmarks.model_shapes import SHAPES, write_shape
 from benchmarks.workload import uniform
 from limpet.backend.config import EngineConfig
@@ -80,8 +82,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_shape(arguments.model, Path(folder))
         with LocalEngine(model_dir, config) as local:
+            rate = copy_rate()
             for batch in arguments.batches:
                 profile_decodes(local.engine, batch, arguments.prompt_tokens)
+                kv_len = arguments.prompt_tokens + WARM_STEPS + STEPS // 2
+                read = step_bytes(SHAPES[arguments.model], batch, kv_len)
+                print(f"floor {1e6 * read / rate:.0f} us: {read / 1e9:.2f} GB at the {rate / 1e9:.0f} GB/s of a copy")
 
 
 if __name__ == "__main__":

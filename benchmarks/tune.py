@@ -8,7 +8,7 @@ The candidates are compiled by several processes first, then timed one after the
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench_cudagraph
 
+from benchmarks.tune_experts import tune_experts
+from benchmarks.tune_latent import tune_latent
 from benchmarks.tune_linear import tune_linear
 from limpet.kernels import decode_attention, prefill_attention
 from limpet.kernels.tuned_tables import table_path
@@ -142,18 +144,25 @@ def _tune_attention(processes: ProcessPoolExecutor) -> dict[str, dict[str, Candi
     return table
 
 
+FAMILIES: dict[str, Callable[[ProcessPoolExecutor], Mapping[str, Mapping[str, Sequence[int]]]]] = {
+    "attention": _tune_attention,
+    "linear": lambda processes: {"linear": tune_linear(processes)},
+    "latent": tune_latent,
+    "experts": lambda processes: {"mix_experts": tune_experts(processes)},
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.tune")
-    parser.add_argument("--kernels", nargs="+", choices=("attention", "linear"), default=["attention", "linear"])
+    parser.add_argument("--kernels", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--processes", type=int, default=12, help="that compile")
     arguments = parser.parse_args()
     path = table_path(torch.cuda.get_device_name(0))
     table = json.loads(path.read_text("utf-8")) if path.exists() else {}  # what is not measured now stays
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as processes:
-        if "attention" in arguments.kernels:
-            table |= _tune_attention(processes)
-        if "linear" in arguments.kernels:
-            table |= {"linear": tune_linear(processes)}
+        for family in arguments.kernels:
+            for kernel, entries in FAMILIES[family](processes).items():
+                table[kernel] = table.get(kernel, {}) | entries
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(table, indent=2) + "\n", "utf-8")
     print(path.read_text("utf-8"))

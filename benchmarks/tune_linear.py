@@ -17,7 +17,7 @@ from benchmarks.model_shapes import SHAPES
 from limpet.backend.checkpoint import ModelConfig
 from limpet.kernels.linear import ROW_CLASSES, Tile, few_rows_key, launch
 
-MODELS = ("llama-2-7b", "llama-2-13b", "llama-3-8b")
+MODELS = ("llama-2-7b", "llama-2-13b", "llama-3-8b", "deepseek-v2-lite")
 RING_BYTES = 300_000_000
 TILES = [  # block_outs, block_ins, warps, stages
     (16, 256, 4, 5),
@@ -75,9 +75,13 @@ def _weight_shapes() -> list[tuple[int, int]]:
 
 
 def _shapes_of(config: ModelConfig) -> Iterator[tuple[int, int]]:
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    yield heads + 2 * config.num_kv_heads * config.head_dim, hidden
-    yield hidden, heads
+    hidden, heads, latent = config.hidden_size, config.num_heads * config.head_dim, config.latent_attention
+    if latent is None:
+        yield heads + 2 * config.num_kv_heads * config.head_dim, hidden
+        yield hidden, heads
+    else:
+        yield (latent.q_lora_rank or heads) + latent.row_dim, hidden
+        yield hidden, config.num_heads * latent.v_head_dim
     yield 2 * config.intermediate_size, hidden
     yield hidden, config.intermediate_size
     yield config.vocab_size, hidden
