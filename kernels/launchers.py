@@ -8,7 +8,7 @@ from limpet.kernels.latent_decode_attention import latent_decode_attention
 from limpet.kernels.linear import linear
 from limpet.kernels.merge_attention import merge_attention
 from limpet.kernels.mix_experts import mix_experts
-from limpet.kernels.multiply_heads import multiply_heads
+from limpet.kernels.multiply_heads import absorb_queries, multiply_heads
 from limpet.kernels.prefill_attention import prefill_attention
 from limpet.kernels.rms_norm import rms_norm
 from limpet.kernels.rotary import apply_rotary
@@ -18,6 +18,7 @@ from limpet.kernels.silu_and_mul import silu_and_mul
 from limpet.kernels.store_latents import store_latents
 
 __all__ = [
+    "absorb_queries",
     "apply_rotary",
     "decode_attention",
     "expanded_attention",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from limpet.kernels.reference_experts import mix_experts, route
 from limpet.kernels.reference_latent import (
+    absorb_queries,
     expanded_attention,
     latent_decode_attention,
     merge_attention,
@@ -20,6 +21,7 @@ from limpet.kernels.reference_latent import (
 )
 
 __all__ = [
+    "absorb_queries",
     "apply_rotary",
     "decode_attention",
     "expanded_attention",

@@ -86,6 +86,20 @@ def expanded_attention(
     return out, lse
 
 
+def absorb_queries(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Take queries into latent space: out[:, h] = (q's plain part times w_uk[h], q's rotary part rotated).
+
+    q [num_tokens, num_heads, nope + rope], w_uk [num_heads, nope, rank]; cos and sin [num_tokens, rope / 2] in float32
+    for the half-split order; out [num_tokens, num_heads, rank + rope].
+    """
+    nope, rank, half = w_uk.shape[1], w_uk.shape[2], cos.shape[1]
+    multiply_heads(q[..., :nope], w_uk, out[..., :rank])
+    first, second = q[..., nope : nope + half].float(), q[..., nope + half :].float()
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    out[..., rank : rank + half] = first * cos - second * sin
+    out[..., rank + half :] = second * cos + first * sin
+
+
 def multiply_heads(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """out[:, h] = x[:, h] weight[h] for x [num_tokens, num_heads, ins], weight [num_heads, ins, outs] of any strides.
 

@@ -8,6 +8,8 @@ q W_UK c + p r and its value W_UV c. Two forms of the same sum:
                once, after which a query-key pair costs nope + P + v of them in the place of 2 R + P: prefill wants it.
 """
 
+from typing import TypeAlias
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,6 +17,9 @@ from limpet.backend.attention_metadata import AttentionMetadata
 from limpet.backend.checkpoint import LatentAttentionConfig
 from limpet.backend.layers.device_kernels import kernels_for
 from limpet.backend.layers.latent_context import ContextPiece, LatentStep, cut_context
+from limpet.backend.layers.rotary import rotate
+
+Angles: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, rope / 2]
 
 
 class LatentAttention(nn.Module):
@@ -42,28 +47,43 @@ class LatentAttention(nn.Module):
         return LatentStep(step, cut_context(step, lengths, block_size), expands=True)
 
     def forward(
-        self, q: Tensor, rows: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, plan: LatentStep
+        self,
+        q: Tensor,
+        rows: Tensor,
+        angles: Angles,
+        w_uk: Tensor,
+        w_uv: Tensor,
+        latent_cache: Tensor,
+        plan: LatentStep,
     ) -> Tensor:
-        """q [num_tokens, num_heads, nope + rope], rotated; `rows` [num_tokens, rank + rope], which are in the cache.
+        """q [num_tokens, num_heads, nope + rope]; `rows` [num_tokens, rank + rope], which are in the cache already.
 
         w_uk [num_heads, nope, rank], w_uv [num_heads, v_head_dim, rank]; returns [num_tokens, num_heads, v_head_dim].
         """
         out = q.new_empty(*q.shape[:2], self._v_dim)
         end = plan.step.num_decodes if plan.expands else q.shape[0]
         if end:
-            self._attend_absorbed(q[:end], w_uk, w_uv, latent_cache, plan, out[:end])
+            first = angles[0][:end], angles[1][:end]
+            self._attend_absorbed(q[:end], first, w_uk, w_uv, latent_cache, plan, out[:end])
         if plan.expands:
+            rotate(q[end:, :, self._nope :], (angles[0][end:], angles[1][end:]))
             self._attend_expanded(q[end:], rows[end:], w_uk, w_uv, latent_cache, plan, out[end:])
         return out
 
     def _attend_absorbed(
-        self, q: Tensor, w_uk: Tensor, w_uv: Tensor, latent_cache: Tensor, plan: LatentStep, out: Tensor
+        self,
+        q: Tensor,
+        angles: Angles,
+        w_uk: Tensor,
+        w_uv: Tensor,
+        latent_cache: Tensor,
+        plan: LatentStep,
+        out: Tensor,
     ) -> None:
         """In a captured step the decodes are padded: the prefills' outputs, written later, replace what that leaves."""
         kernels, step = kernels_for(q.device), plan.step
         absorbed = q.new_empty(*q.shape[:2], self._row_dim)
-        kernels.multiply_heads(q[..., : self._nope], w_uk, absorbed[..., : self._rank])
-        absorbed[..., self._rank :] = q[..., self._nope :]
+        kernels.absorb_queries(q, w_uk, *angles, absorbed)
         latent_out = q.new_empty(*q.shape[:2], self._rank)
         if step.num_decodes:
             self._decode(absorbed, latent_cache, step, latent_out)

@@ -14,7 +14,7 @@ from limpet.backend.layers.latent_attention import LatentAttention
 from limpet.backend.layers.latent_context import LatentStep
 from limpet.backend.layers.linear import Linear
 from limpet.backend.layers.norm import RMSNorm
-from limpet.backend.layers.rotary import Rotary, rotate, softmax_factor
+from limpet.backend.layers.rotary import Rotary, softmax_factor
 from limpet.backend.models.causal_lm import CausalLM
 
 LATENT_NORM_EPS = 1e-6  # whatever rms_norm_eps says: the released code's default
@@ -34,7 +34,7 @@ class DecoderLayer(nn.Module):
         attention: LatentAttention,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.nope_dim = config.num_heads, config.head_dim, latent.qk_nope_head_dim
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
         hidden, num_queries = config.hidden_size, config.num_heads * config.head_dim
         self.split_sizes = (latent.q_lora_rank or num_queries, latent.row_dim)
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
@@ -71,10 +71,11 @@ class DecoderLayer(nn.Module):
         if self.q_a_norm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_norm(q))
         q = q.unflatten(1, (self.num_heads, self.head_dim))
-        rotate(q[..., self.nope_dim :], angles)
         norm = self.kv_a_norm
         kernels_for(x.device).store_latents(rows, norm.weight, norm.eps, *angles, latent_cache, plan.step.slots)
-        out = self.attention(q, rows, self.w_uk, self.w_uv, latent_cache, plan)  # [num_tokens, num_heads, v_head_dim]
+        out = self.attention(
+            q, rows, angles, self.w_uk, self.w_uv, latent_cache, plan
+        )  # [num_tokens, num_heads, v_head_dim]
         y: Tensor = self.o_proj(out.flatten(1))
         return y
 

@@ -194,6 +194,25 @@ def test_latent_rows_are_normalised_rotated_and_stored(
 
 
 @both
+@pytest.mark.parametrize("dims", [(128, 64, 512), (16, 8, 40)], ids=str)
+def test_queries_are_absorbed_and_rotated(
+    kernels: ModuleType, dims: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    nope, rope, rank = dims
+    generator = torch.Generator().manual_seed(0)
+    q = random(generator, 19, 5, nope + rope, dtype=dtype, device=device)[:, 1:4]
+    w_uk = random(generator, 3, nope, rank, dtype=dtype, device=device)
+    angles = torch.randn(19, rope // 2, generator=generator, dtype=torch.float64).to(device)
+    out = nans(19, 3, rank + rope, dtype=dtype, device=device)
+    kernels.absorb_queries(q, w_uk, angles.cos().float(), angles.sin().float(), out)
+    first, second = q[..., nope:].double().chunk(2, dim=2)
+    turned = torch.complex(first, second) * torch.exp(1j * angles)[:, None]
+    latent = torch.einsum("thn,hnr->thr", q[..., :nope].double(), w_uk.double())
+    assert_close("plain part", out[..., :rank], latent, dtype)
+    assert_close("rotary part", out[..., rank:], torch.cat((turned.real, turned.imag), dim=2), dtype)
+
+
+@both
 @pytest.mark.parametrize("sizes", [(128, 512), (512, 128), (16, 40), (24, 8)], ids=str)
 def test_a_product_for_each_head(
     kernels: ModuleType, sizes: tuple[int, int], dtype: torch.dtype, device: torch.device
