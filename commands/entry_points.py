@@ -18,6 +18,11 @@ def serve() -> int:
     return _run("limpet.backend.serve.cli", extra="server")
 
 
+def doctor() -> int:
+    """limpet-doctor."""
+    return _run("limpet.backend.doctor.cli", extra="server")
+
+
 def chat() -> int:
     """limpet-chat."""
     return _run("limpet.client.chat")
