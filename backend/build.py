@@ -1,5 +1,6 @@
 """From a converted model and its settings to an engine: device, dtype, weights, cache size, the longest context."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class EngineSummary:
     device: str
     dtype: str
     weight_bytes: int
+    load_s: float  # which the weights took
     cache_bytes: int
     num_blocks: int
     block_size: int
@@ -39,14 +41,22 @@ class EngineSummary:
     max_prefill_token_num: int
     session_len: int
     deterministic: bool
-    step_bytes: int  # of the largest step's intermediate results; CUDA only
+    step_bytes: int  # of the largest step's intermediate results; this and what follows on CUDA only
+    graph_bytes: int
+    base_bytes: int  # of CUDA itself: context, libraries, kernels
     graph_decodes: list[int]  # batch sizes of decodes with a CUDA graph
     graph_tokens: list[int]  # tokens of steps with prefills that have one
+
+    @property
+    def total_bytes(self) -> int:
+        """Of device memory, at most (CUDA)."""
+        return self.weight_bytes + self.cache_bytes + self.step_bytes + self.graph_bytes + self.base_bytes
 
     def lines(self) -> list[str]:
         gib = 1 << 30
         lines = [
-            f"device {self.device}, dtype {self.dtype}, weights {self.weight_bytes / gib:.2f} GiB",
+            f"device {self.device}, dtype {self.dtype}, weights {self.weight_bytes / gib:.2f} GiB, loaded in "
+            f"{self.load_s:.1f} s ({self.weight_bytes / 1e9 / self.load_s:.1f} GB/s)",
             f"cache {self.cache_bytes / gib:.2f} GiB: {self.num_blocks} blocks of {self.block_size} tokens",
             f"longest session {self.session_len} tokens, {self.max_batch_size} slots, "
             f"{self.max_prefill_token_num} prompt tokens a step",
@@ -54,7 +64,11 @@ class EngineSummary:
         if self.deterministic:
             lines.append("deterministic: a request gives the same ids in any batch")
         if self.graph_decodes:
-            lines.append(f"largest step {self.step_bytes / gib:.2f} GiB")
+            lines.append(
+                f"device memory {self.total_bytes / gib:.2f} GiB: weights and cache, largest step "
+                f"{self.step_bytes / gib:.2f}, CUDA graphs {self.graph_bytes / gib:.2f}, CUDA itself "
+                f"{self.base_bytes / gib:.2f}"
+            )
             lines.append(f"CUDA graphs for decodes of {', '.join(map(str, self.graph_decodes))} rows")
         if self.graph_tokens:
             lines.append(f"CUDA graphs for mixed steps of {', '.join(map(str, self.graph_tokens))} tokens")
@@ -71,7 +85,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     wanted_len = _wanted_session_len(config, model_config)
     with ThreadPoolExecutor(max_workers=1) as loader:  # see _load
         load = loader.submit(_load, checkpoint, model_config, config.load_format, wanted_len, device, dtype)
-        model, weight_bytes = load.result()
+        model, weight_bytes, load_s = load.result()
     if config.deterministic:
         fix_order(model)
     prefill_tokens = config.max_prefill_token_num or DEFAULT_PREFILL_TOKENS[device.type]
@@ -86,6 +100,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         dtype=dtype,
     )
     step_bytes = runner.measure() if device.type == "cuda" else 0
+    base_bytes = _base_bytes(device)
     block_bytes = model.cache_layout.block_bytes(config.cache_block_seq_len, dtype)
     cache_bytes = _cache_bytes(config, device, step_bytes)
     num_blocks = min(cache_bytes // block_bytes, _useful_blocks(config, wanted_len))
@@ -104,6 +119,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weight_bytes,
+        load_s=load_s,
         cache_bytes=num_blocks * block_bytes,
         num_blocks=num_blocks,
         block_size=config.cache_block_seq_len,
@@ -112,6 +128,8 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         session_len=session_len,
         deterministic=config.deterministic,
         step_bytes=step_bytes,
+        graph_bytes=runner.graph_bytes,
+        base_bytes=base_bytes,
         graph_decodes=[shape.num_decodes for shape in captured.decodes],
         graph_tokens=[shape.num_tokens for shape in captured.mixed],
     )
@@ -129,18 +147,20 @@ def _load(
     session_len: int,
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[CausalLM, int]:
-    """The model and its bytes of weights. To be called in a thread that ends before the engine works.
+) -> tuple[CausalLM, int, float]:
+    """The model, its weights' bytes, and the seconds they took. Call it in a thread that ends before the engine works.
 
     OpenMP keeps a team of threads for every thread that computed. Once the teams have more threads than the machine
     has cores, idle ones sleep instead of spinning, and the many short products of a decode step wait for them to wake:
     SmolLM2 on 2 cores took 28 ms a step beside the loader's team, 20 ms without it.
     """
     model = build_model(config, session_len, device, dtype)
+    started = time.monotonic()
     weight_bytes = load_weights(model, checkpoint) if load_format == "auto" else fill_with_noise(model)
+    load_s = time.monotonic() - started
     if device.type == "cpu" and dtype == torch.float32:
         pack_linears(model)
-    return model, weight_bytes
+    return model, weight_bytes, load_s
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -181,6 +201,14 @@ def _cache_bytes(config: EngineConfig, device: torch.device, step_bytes: int) ->
         return psutil.virtual_memory().available // 4
     free, _ = torch.cuda.mem_get_info(device)
     return int((free - step_bytes) * config.cache_max_entry_count)
+
+
+def _base_bytes(device: torch.device) -> int:
+    """Device memory that is not torch's: measured when all kernels have run."""
+    if device.type == "cpu":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free - torch.cuda.memory_reserved(device))
 
 
 def _useful_blocks(config: EngineConfig, session_len: int) -> int:

@@ -114,6 +114,11 @@ class Runner:
             self._graphs.capture(self._ladders, lambda shape: self._batch.inputs(StepPlan([], [], []), shape))
         return self._ladders
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of the captured graphs."""
+        return self._graphs.num_bytes
+
     def forward(self, plan: StepPlan) -> ForwardHandle:
         return ForwardHandle(self._queue.run(lambda: self._forward(plan)))
 

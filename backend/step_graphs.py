@@ -49,6 +49,7 @@ class StepGraphs:
         self._forward = forward
         self._ladders = Ladders([], [])
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self.num_bytes = 0  # of device memory
 
     def capture(self, ladders: Ladders, padding: Callable[[StepShape], StepInputs]) -> None:
         """Capture a graph for each shape; `padding(shape)` is such a step without any sequence."""
@@ -72,8 +73,8 @@ class StepGraphs:
                 shape.num_tokens if shape.num_prefills else 0,
             )
         self._ladders = ladders
-        gib = (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30)
-        logger.info("CUDA graphs took %.1f s and %.2f GiB", time.monotonic() - started, gib)
+        self.num_bytes = free_before - torch.cuda.mem_get_info()[0]
+        logger.info("CUDA graphs took %.1f s and %.2f GiB", time.monotonic() - started, self.num_bytes / (1 << 30))
 
     def shape_for(self, num_tokens: int, num_decodes: int, num_prefills: int) -> StepShape | None:
         """The smallest captured shape that holds such a step; None if there is none."""

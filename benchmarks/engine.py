@@ -17,15 +17,15 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchmarks import result
-from benchmarks.engine_runner import answer_all
-from benchmarks.model_shapes import SHAPES, write_shape
-from benchmarks.result import Part, Result
-from benchmarks.timing import steady_step_ms, with_figures
-from benchmarks.workload import Request, digest, sharegpt, uniform
 from limpet.backend.config import EngineConfig
 from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine
+from limpet.benchmarks import result
+from limpet.benchmarks.engine_runner import answer_all
+from limpet.benchmarks.model_shapes import SHAPES, write_shape
+from limpet.benchmarks.result import Part, Result
+from limpet.benchmarks.timing import steady_step_ms, with_figures
+from limpet.benchmarks.workload import Request, digest, sharegpt, uniform
 
 GIGABYTE = 10**9
 
@@ -83,6 +83,7 @@ def _template(arguments: argparse.Namespace, device: str) -> Result:
         part="decode",
         dtype=arguments.dtype,
         block_size=arguments.block_size,
+        deterministic=arguments.deterministic,
     )
 
 
@@ -105,6 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--session-len", type=int, default=4096)
     parser.add_argument("--prefill-tokens", type=int, default=8192)
@@ -125,6 +127,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         dtype=arguments.dtype,
         device=arguments.device,
         load_format="dummy",
+        deterministic=arguments.deterministic,
     )
 
 
@@ -141,6 +144,10 @@ def _measure_all(local: LocalEngine, arguments: argparse.Namespace) -> None:
             measured = msgspec.structs.replace(measured, mem_gb=round((total - free) / GIGABYTE, 2))
         result.append(output, [measured])
         print(_row(measured), flush=True)
+    if local.summary.device != "cpu":
+        free, total = torch.cuda.mem_get_info()
+        share = (total - free) / local.summary.total_bytes
+        print(f"device memory in use: {(total - free) / 2**30:.2f} GiB, {share:.1%} of what was summed up at the start")
 
 
 def main() -> None:
