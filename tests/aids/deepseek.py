@@ -1,4 +1,4 @@
-"""Tiny random DeepSeek-V2 models of the real ones' ratios, converted, beside transformers' models of the same weights.
+"""Tiny random DeepSeek-V2 checkpoints of the real ones' ratios, as transformers saves them.
 
 transformers before 5.15 leaves a factor of YaRN out: nothing may be compared with it.
 """
@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, PreTrainedModel
 
-from limpet.converter.convert import convert
-from limpet.converter.plan import Options, make_plan
 from tests.aids.chain_tokenizer import BOS_ID, EOS_ID
 from tests.aids.tiny import write_tokenizer
-from tests.aids.tiny_models import ConvertedTiny
 
 WEIGHT_STD = 0.1
 YARN: dict[str, Any] = {
@@ -90,11 +87,9 @@ def build_deepseek(shape: str) -> PreTrainedModel:
     return model
 
 
-def convert_deepseek(folder: Path, shape: str) -> ConvertedTiny:
-    """Write such a model into `folder` and convert it there."""
+def write_deepseek(folder: Path, shape: str) -> PreTrainedModel:
+    """Save such a model with the tiny models' tokenizer and chat template, and return it as the reference."""
     model = build_deepseek(shape)
-    model.save_pretrained(folder / "source")
-    write_tokenizer(folder / "source")
-    plan = make_plan(Options(source=folder / "source", workspace=folder, name="deepseek"))
-    convert(plan, lambda num_bytes: None)
-    return ConvertedTiny(plan.target, model)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model

@@ -12,8 +12,8 @@ from limpet.backend.core import RowStart, RowWork, StepPlan
 from limpet.backend.layers import latent_context
 from limpet.backend.runner import Runner
 from limpet.backend.sampling_params import SamplingParams
-from tests.aids.deepseek import DEEPSEEK_SHAPES, LITE, YARN, convert_deepseek
-from tests.aids.tiny_models import ConvertedTiny
+from tests.aids.deepseek import DEEPSEEK_SHAPES, LITE, YARN
+from tests.aids.tiny_models import ConvertedTiny, convert_tiny
 from tests.engine.test_logits import TOLERANCES, devices, open_runner
 
 LENGTHS = (1, 40, 130, 309)
@@ -22,7 +22,7 @@ CHUNKS = {"decodes": 1, "absorbed": 7, "expanded": 61, "whole": 512}
 
 @pytest.fixture(scope="module", params=DEEPSEEK_SHAPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ConvertedTiny:
-    return convert_deepseek(tmp_path_factory.mktemp("deepseek"), request.param)
+    return convert_tiny(tmp_path_factory.mktemp("deepseek"), request.param)
 
 
 @pytest.fixture(scope="module")

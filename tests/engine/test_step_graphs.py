@@ -41,12 +41,13 @@ def test_shapes_end_with_the_largest_step() -> None:
     assert ladders(8, 20, captures_prefills=False).mixed == []
 
 
+@pytest.mark.parametrize("model", ["grouped-query", "v2"])
 @pytest.mark.parametrize("shape", [StepShape(24, 4, 2), StepShape(64, 8, 4)], ids=str)
-def test_a_padded_step_gives_the_same_logits(shape: StepShape, tmp_path: Path) -> None:
-    model_dir = convert_tiny(tmp_path, "grouped-query").model_dir
+def test_a_padded_step_gives_the_same_logits(shape: StepShape, model: str, tmp_path: Path) -> None:
+    model_dir = convert_tiny(tmp_path, model).model_dir
     runner = open_runner(model_dir, 16, "cpu", torch.float32, with_graphs=False)
     expected = runner.forward(PLAN).result.result().logits
     padded = runner._compute(runner._batch.inputs(PLAN, shape))
     runner.close()
     assert padded.shape[0] == shape.num_decodes
-    torch.testing.assert_close(padded[: len(expected)], expected)
+    torch.testing.assert_close(padded[: len(expected)], expected, rtol=1e-4, atol=1e-4)  # of another form of attention

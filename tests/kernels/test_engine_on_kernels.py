@@ -28,8 +28,9 @@ def generate(model_dir: Path) -> list[list[int]]:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter's arrays are the CPU's")
-def test_ids_equal_the_twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model_dir = convert_tiny(tmp_path, "grouped-query").model_dir
+@pytest.mark.parametrize("shape", ["grouped-query", "v2"])
+def test_ids_equal_the_twins(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = convert_tiny(tmp_path, shape).model_dir
     expected = generate(model_dir)
     for name in launchers.__all__:
         monkeypatch.setattr(reference, name, getattr(launchers, name))

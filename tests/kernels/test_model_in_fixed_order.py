@@ -1,4 +1,4 @@
-"""A Llama on the Triton kernels in fixed order: a token's logits have the same bits in any batch and any chunking."""
+"""Models on the Triton kernels in fixed order: a token's logits have the same bits in any batch and any chunking."""
 
 from pathlib import Path
 
@@ -56,13 +56,14 @@ def logits_of(runner: Runner, chunk: int, companion_chunk: int) -> list[Tensor]:
     return found
 
 
+@pytest.mark.parametrize("shape", ["grouped-query", pytest.param("v2", marks=pytest.mark.long)])
 @pytest.mark.usefixtures("rowwise_products")
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter's arrays are the CPU's")
-def test_bits_do_not_depend_on_company_or_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_do_not_depend_on_company_or_chunks(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in launchers.__all__:
         monkeypatch.setattr(reference, name, getattr(launchers, name))
-    runner = open_runner(convert_tiny(tmp_path, "grouped-query").model_dir)
+    runner = open_runner(convert_tiny(tmp_path, shape).model_dir)
     alone = logits_of(runner, NUM_PROMPT, 0)
     for chunk, companion_chunk in ((7, 0), (NUM_PROMPT, 11), (5, 3)):
         for logits, expected in zip(logits_of(runner, chunk, companion_chunk), alone, strict=True):
