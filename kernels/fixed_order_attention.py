@@ -311,4 +311,6 @@ def pick_tile(head_dim: int, element_size: int) -> tuple[int, int, int, int]:
     """Rows, positions, warps and pipeline stages: the same whatever the load."""
     if element_size > 2:  # float32, without tensor cores
         return 32, 32, 4, 1
+    if head_dim > 256:  # the accumulators of more rows would not fit into registers
+        return 16, 32, 4, 2
     return (64, 64, 4, 2) if head_dim <= 128 else (64, 32, 4, 2)

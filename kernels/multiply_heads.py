@@ -53,15 +53,16 @@ def _multiply_heads_kernel(
         acc = tl.dot(x, weight, acc, input_precision="ieee")
     tl.store(out_rows + outs[None, :], acc.to(dtype), mask=valid_tokens & valid_outs)
 
-    if cos_ptr is not None and tl.program_id(2) == 0:
-        pairs = tl.arange(0, BLOCK_HALF)[None, :]
-        mask = valid_tokens & (pairs < half)
-        cos = tl.load(cos_ptr + tokens[:, None] * angle_stride + pairs, mask=mask, other=0.0)
-        sin = tl.load(sin_ptr + tokens[:, None] * angle_stride + pairs, mask=mask, other=0.0)
-        first = tl.load(x_rows + num_ins + pairs, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(x_rows + num_ins + half + pairs, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_rows + num_outs + pairs, (first * cos - second * sin).to(dtype), mask=mask)
-        tl.store(out_rows + num_outs + half + pairs, (second * cos + first * sin).to(dtype), mask=mask)
+    if cos_ptr is not None:  # noqa: SIM102 - decided when compiling
+        if tl.program_id(2) == 0:
+            pairs = tl.arange(0, BLOCK_HALF)[None, :]
+            mask = valid_tokens & (pairs < half)
+            cos = tl.load(cos_ptr + tokens[:, None] * angle_stride + pairs, mask=mask, other=0.0)
+            sin = tl.load(sin_ptr + tokens[:, None] * angle_stride + pairs, mask=mask, other=0.0)
+            first = tl.load(x_rows + num_ins + pairs, mask=mask, other=0.0).to(tl.float32)
+            second = tl.load(x_rows + num_ins + half + pairs, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out_rows + num_outs + pairs, (first * cos - second * sin).to(dtype), mask=mask)
+            tl.store(out_rows + num_outs + half + pairs, (second * cos + first * sin).to(dtype), mask=mask)
 
 
 def multiply_heads(x: Tensor, weight: Tensor, out: Tensor) -> None:
