@@ -59,10 +59,10 @@ def _multiply_heads_kernel(
             mask = valid_tokens & (pairs < half)
             cos = tl.load(cos_ptr + tokens[:, None] * angle_stride + pairs, mask=mask, other=0.0)
             sin = tl.load(sin_ptr + tokens[:, None] * angle_stride + pairs, mask=mask, other=0.0)
-            first = tl.load(x_rows + num_ins + pairs, mask=mask, other=0.0).to(tl.float32)
-            second = tl.load(x_rows + num_ins + half + pairs, mask=mask, other=0.0).to(tl.float32)
-            tl.store(out_rows + num_outs + pairs, (first * cos - second * sin).to(dtype), mask=mask)
-            tl.store(out_rows + num_outs + half + pairs, (second * cos + first * sin).to(dtype), mask=mask)
+            left = tl.load(x_rows + num_ins + pairs, mask=mask, other=0.0).to(tl.float32)
+            right = tl.load(x_rows + num_ins + half + pairs, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out_rows + num_outs + pairs, (left * cos - right * sin).to(dtype), mask=mask)
+            tl.store(out_rows + num_outs + half + pairs, (right * cos + left * sin).to(dtype), mask=mask)
 
 
 def multiply_heads(x: Tensor, weight: Tensor, out: Tensor) -> None:

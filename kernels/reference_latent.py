@@ -46,8 +46,8 @@ def latent_decode_attention(
     for index, kv_len in enumerate(kv_lens.tolist()):
         blocks = block_tables[index, : -(-kv_len // block_size)]
         rows = latent_cache.index_select(0, blocks).flatten(0, 1)[:kv_len]
-        scores = q[index] @ rows.t() * scale  # [num_heads, kv_len]
-        out[index] = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ rows[:, :rank]
+        scores = q[index].float() @ rows.t().float() * scale  # [num_heads, kv_len]
+        out[index] = scores.softmax(dim=-1).to(q.dtype) @ rows[:, :rank]
     return out
 
 
