@@ -14,7 +14,7 @@ from limpet.backend.core import RequestError
 from limpet.backend.link.messages import ERROR_CODES
 from limpet.backend.metrics import MetricsSnapshot
 from limpet.backend.service import EngineService
-from limpet.backend.sessions import Session
+from limpet.backend.session_ops import SessionOps
 
 OPEN_OPS = ("status", "metrics")  # need no key: they tell of no request and change nothing
 STALLED_AFTER_S = 60.0  # work but no completed step for so long: not ready
@@ -33,7 +33,7 @@ class AdminOps:
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "status": self._status,
             "cancel": self._cancel,
-            "sessions": self._sessions,
+            "sessions": SessionOps(service).run,
             "drain": self._drain,
             "metrics": self._metrics,
         }
@@ -85,23 +85,6 @@ class AdminOps:
             raise RequestError("INVALID_ARG", "op cancel needs either request_id or session_id.")
         return {"cancelled": self._service.cancel(**names)}
 
-    def _sessions(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        match arguments.get("action", "list"):
-            case "list":
-                return {"sessions": [_describe(session) for session in self._service.sessions.sessions.values()]}
-            case "show":
-                return {"session": _describe(self._session(arguments))}
-            case "end":
-                return {"ended": self._service.end_session(str(arguments.get("session_id", "")))}
-            case action:
-                raise RequestError("INVALID_ARG", f"Unknown action {action!r}; known are list, show, end.")
-
-    def _session(self, arguments: dict[str, Any]) -> Session:
-        session = self._service.sessions.sessions.get(str(arguments.get("session_id", "")))
-        if session is None:
-            raise RequestError("NOT_FOUND", "Session not found: op sessions with action list shows all.")
-        return session
-
     def _drain(self, arguments: dict[str, Any]) -> dict[str, Any]:
         self._service.is_draining = True
         return {"requests": len(self._service.requests)}
@@ -133,13 +116,3 @@ class AdminOps:
         }
         snapshot: dict[str, Any] = msgspec.to_builtins(MetricsSnapshot(os.getpid(), values, histograms))
         return snapshot
-
-
-def _describe(session: Session) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "tokens": len(session.history),
-        "turns": len(session.turns),
-        "running": session.lease is not None,
-        "idle_s": round(time.monotonic() - session.last_used, 3),
-    }

@@ -85,10 +85,10 @@ class BlockPool:
             if block in self._free:
                 self._free.move_to_end(block, last=False)
 
-    def take_over(self, block: int) -> None:
-        """Its only holder writes into the block; if others could still have found its content, that is an eviction."""
+    def take_over(self, block: int, *, is_shared: bool) -> None:
+        """Its only holder writes into the block; that is an eviction if others refer to its content or can find it."""
         content = self._contents[block]
-        self.num_evicted += content is not None and self._index.get(content) == block
+        self.num_evicted += content is not None and (is_shared or self._index.get(content) == block)
         self.forget(block)
 
     def find(self, content: bytes) -> int | None:
@@ -102,9 +102,6 @@ class BlockPool:
 
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0
-
-    def is_shared(self, block: int) -> bool:
-        return self._references[block] > 1
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise AssertionError unless the counts equal `held` (one entry per reference)."""

@@ -26,16 +26,19 @@ class CacheManager:
         """
         pool, size = self.pool, self.pool.block_size
         blocks, num_cached = self._cached_blocks(sequence)
-        copies_tail = num_cached % size != 0 and not pool.is_free(blocks[-1])
-        num_new = pool.blocks_for(len(sequence.tokens)) - len(blocks) + copies_tail
-        if num_new + num_reserved > pool.num_free - sum(pool.is_free(block) for block in blocks):
+        num_new = pool.blocks_for(len(sequence.tokens)) - len(blocks)
+        num_spare = pool.num_free - sum(pool.is_free(block) for block in blocks) - num_reserved - num_new
+        has_tail = num_cached % size != 0
+        must_copy = has_tail and not pool.is_free(blocks[-1])
+        if num_spare < must_copy:
             return None
+        copies_tail = must_copy or (has_tail and sequence.cached_prefix.is_shared and num_spare > 0)
         for block in blocks:
             pool.acquire(block)
         sequence.blocks = blocks
         sequence.num_computed = num_cached
         sequence.num_named = num_cached // size
-        copies = self._own_tail(sequence) if num_cached % size else []
+        copies = self._own_tail(sequence, copies_tail) if has_tail else []
         new = pool.allocate(pool.blocks_for(len(sequence.tokens)) - len(blocks))
         assert new is not None, "attach counted the blocks wrongly"
         sequence.blocks += new
@@ -76,6 +79,10 @@ class CacheManager:
             if is_private and self.pool.is_free(block):
                 self.pool.forget(block)
 
+    def count_blocks(self, prefix: CachedPrefix) -> int:
+        """How many of the prefix's blocks are still there."""
+        return sum(self.pool.holds(*reference) for reference in prefix.references)
+
     def _cached_blocks(self, sequence: Sequence) -> tuple[list[int], int]:
         """Blocks that hold the start of the sequence's tokens, and how many tokens they cover."""
         if sequence.wants_prompt_logprobs:
@@ -111,11 +118,11 @@ class CacheManager:
             parent = hashes[-1] if hashes else sequence.chain_root
             hashes.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
 
-    def _own_tail(self, sequence: Sequence) -> list[tuple[int, int]]:
-        """Make the partly used last block writable: a copy if others use it, else it just loses its content."""
+    def _own_tail(self, sequence: Sequence, copies: bool) -> list[tuple[int, int]]:
+        """Make the partly used last block writable: by a copy, or by letting it lose its content."""
         shared = sequence.blocks[-1]
-        if not self.pool.is_shared(shared):
-            self.pool.take_over(shared)
+        if not copies:
+            self.pool.take_over(shared, is_shared=sequence.cached_prefix.is_shared)
             return []
         own = self.pool.allocate(1)
         assert own is not None, "attach counted the blocks wrongly"

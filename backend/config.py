@@ -29,6 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, for measuring speed without a checkpoint's
     session_idle_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
+    session_store: str = ""  # file that sessions are kept in, relative to the model's folder; "": memory only
+    context_overflow: Literal["error", "drop_oldest_turns"] = "error"  # where the request does not say
+    max_sessions: Annotated[int, Meta(ge=1)] = 100_000  # past it a new session is refused with UNAVAILABLE
     default_exclude_input: bool = True  # False: vLLM's rule, the prompt is prepended where the request does not say
     admin_key: str = ""
     log_prompts: bool = False

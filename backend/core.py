@@ -38,6 +38,7 @@ class CachedPrefix:
 
     references: list[SoftReference] = field(default_factory=list)
     num_tokens: int = 0  # positions that the references cover
+    is_shared: bool = False  # a forked session's: others may hold the same references
 
     def first(self, num_tokens: int, block_size: int) -> "CachedPrefix":
         """What of it serves the first `num_tokens` tokens."""

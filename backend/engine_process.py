@@ -28,6 +28,7 @@ from limpet.backend.link.messages import Admin, AdminReply, Failed, Hello, Model
 from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime, runtime_root, settings_digest
 from limpet.backend.link.router import Arrived, Connection, Lost, Router
 from limpet.backend.service import EngineService
+from limpet.backend.session_store import SessionStore, StoreError
 from limpet.backend.sessions import SessionTable
 
 logger = logging.getLogger("limpet.engine")
@@ -44,7 +45,12 @@ class EngineProcess:
         model = CheckpointDir(model_dir).model_config()
         self.engine = engine
         self.router = Router(runtime.address)
-        sessions = SessionTable(idle_timeout_s=config.session_idle_timeout_s)
+        self.store = _open_store(model_dir, config)
+        sessions = SessionTable(
+            idle_timeout_s=config.session_idle_timeout_s, max_sessions=config.max_sessions, store=self.store
+        )
+        if self.store is not None:
+            self.store.on_commit = self.router.wake
         self.service = EngineService(engine, sessions, frozenset(model.eos_token_ids), self.router.send)
         self._admin = AdminOps(self.service, config, self.summary)
         self._info = ModelInfo(
@@ -88,10 +94,14 @@ class EngineProcess:
                 self.service.deliver(self.engine.collect())
                 self.service.metrics.step_time.observe(self.engine.last_step_s)
             self.service.expire()
+            if self.store is not None:
+                self.store.run_callbacks()
             self._admin.note_progress()
 
     def close(self) -> None:
         self.engine.close()  # its last step still wakes the router
+        if self.store is not None:
+            self.store.close()
         self.router.close()
 
     def _should_leave(self) -> bool:
@@ -141,6 +151,14 @@ class EngineProcess:
             self._left_alone_since = None
         elif self._left_alone_since is None:
             self._left_alone_since = time.monotonic()
+
+
+def _open_store(model_dir: Path, config: EngineConfig) -> SessionStore | None:
+    """Raises StoreError."""
+    if not config.session_store:
+        return None
+    tokenizer = CheckpointDir(model_dir).manifest().files["tokenizer.json"].sha256
+    return SessionStore(model_dir / config.session_store, tokenizer)
 
 
 def _report_death(connection: Connection) -> None:
@@ -204,7 +222,7 @@ def main() -> int:
         return EXIT_NOT_OWNER
     try:
         _serve(runtime, arguments.model, parameters, os.pidfd_open(arguments.server_pid))
-    except (ConfigError, CheckpointError, ProcessLookupError) as error:
+    except (ConfigError, CheckpointError, StoreError, ProcessLookupError) as error:
         logger.error("%s cannot be served: %s", arguments.model.name, error)
         return 1
     return 0

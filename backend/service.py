@@ -37,6 +37,7 @@ from limpet.backend.link.messages import (
 from limpet.backend.link.router import Connection
 from limpet.backend.metrics import EngineMetrics
 from limpet.backend.offline import new_sequence
+from limpet.backend.session_store import StoreError
 from limpet.backend.sessions import Session, SessionTable, TurnLease
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class EngineService:
             self.engine.stop(sequence)
             self.deliver([SequenceOutput(sequence, [], error=error)])
         for session in self.sessions.expire():
-            self.engine.cache.drop(session.cached)
+            self._drop_cache(session)
 
     def cancel(self, *, request_id: str | None = None, session_id: str | None = None) -> int:
         """Stop matching requests within a step; their front ends deliver the end. Returns how many there were."""
@@ -153,11 +154,22 @@ class EngineService:
         if session is None:
             return False
         self.sessions.remove(session, "it was ended")
-        self.engine.cache.drop(session.cached)
+        self._drop_cache(session)
         for request in self.requests:
             if request.lease is not None and request.lease.session is session:
                 self._cancel(request)
         return True
+
+    def fork_session(self, session_id: str, new_id: str) -> Session:
+        """Begin a session as a copy of an idle one, sharing its cache; raises RequestError."""
+        return self.sessions.fork(session_id, new_id)
+
+    def blocks_on_device(self, session: Session) -> int:
+        """How many cache blocks hold keys and values of the session's history."""
+        sequence = session.lease.sequence if session.lease is not None else None
+        if sequence is not None and sequence.row is not None:
+            return len(sequence.blocks)
+        return self.engine.cache.count_blocks(session.cached if sequence is None else sequence.cached_prefix)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, blocks and leases are all accounted for."""
@@ -167,7 +179,8 @@ class EngineService:
             assert session.lease is None or id(session.lease) in leases, (
                 f"session {session.id}: lease without a request"
             )
-            assert (session.turns[-1].end if session.turns else 0) == len(session.history) or session.lease is not None
+            tokens, turns = session.history.tokens, session.history.turns
+            assert (turns[-1].end if turns else 0) == len(tokens) or session.lease is not None
 
     # ---- one message each
 
@@ -195,7 +208,7 @@ class EngineService:
         )
         self._requests[connection.identity, message.key] = ServedRequest(connection, message.key, lease=lease)
         views = [TurnView(turn.messages or "[]", pack_ids(turn.reply)) for turn in lease.templated_turns]
-        self._send(connection, TurnBegun(message.key, len(lease.history), pack_ids(lease.head), views))
+        self._send(connection, TurnBegun(message.key, len(lease.history.tokens), pack_ids(lease.head), views))
 
     def _submit(self, connection: Connection, message: Submit) -> None:
         prompt = unpack_ids(message.prompt)
@@ -209,6 +222,7 @@ class EngineService:
         lease = request.lease
         if lease is not None:
             if message.messages is not None:
+                lease.drop_turns(message.num_dropped_turns, message.first_messages)
                 lease.move_turns(message.turn_ends)
             sequence.cached_prefix = lease.reusable_prefix(prompt)
         self.engine.add(sequence)
@@ -232,7 +246,7 @@ class EngineService:
             return
         session_tokens = self._close(request, message.keep)
         if request.lease is not None:
-            self._send(connection, Settled(message.key, session_tokens))
+            self._send_when_stored(connection, Settled(message.key, session_tokens))
 
     def _refuse_parked(self, connection: Connection, message: StillRunning) -> None:
         request = self._requests.get((connection.identity, message.key))
@@ -251,7 +265,14 @@ class EngineService:
 
     def _end_session(self, connection: Connection, message: EndSession) -> None:
         self.end_session(message.session_id)
-        self._send(connection, Settled(message.key, 0))
+        self._send_when_stored(connection, Settled(message.key, 0))
+
+    def _send_when_stored(self, connection: Connection, settled: Settled) -> None:
+        def send(error: StoreError | None) -> None:
+            failed = Failed(settled.key, "UNAVAILABLE", str(error))
+            self._send(connection, settled if error is None else failed)
+
+        self.sessions.when_stored(send)
 
     def _count(self, request: ServedRequest, output: SequenceOutput, now: float) -> None:
         if not output.ids:
@@ -283,7 +304,7 @@ class EngineService:
             return 0
         if sequence is None:
             self.sessions.abandon(lease)
-            length = len(lease.session.history)
+            length = len(lease.session.history.tokens)
         else:
             length = self._settle_turn(lease, sequence, min(max(num_kept, 0), sequence.num_generated))
         self._retry_parked(lease.session)
@@ -294,8 +315,13 @@ class EngineService:
         cached = self.engine.cached(sequence, sequence.num_prompt + num_kept - 1)
         length = self.sessions.settle(lease, num_kept, cached)
         if self.sessions.sessions.get(lease.session.id) is not lease.session:
-            self.engine.cache.drop(cached)
+            self._drop_cache(lease.session)
         return length
+
+    def _drop_cache(self, session: Session) -> None:
+        """Nobody comes back for the session's keys and values, unless a fork does."""
+        if not session.forked:
+            self.engine.cache.drop(session.cached)
 
     def _retry_parked(self, session: Session) -> None:
         for connection, message in self._parked.pop(session.id, []):

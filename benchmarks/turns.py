@@ -91,12 +91,12 @@ def _line(options: argparse.Namespace, local: LocalEngine, history: int, whole: 
 
 def _ask_session(engine: Engine, opening: list[int], prompts: list[list[int]]) -> list[tuple[float, int]]:
     """(seconds to the first token, cached tokens) of each turn of one session."""
-    table = SessionTable(idle_timeout_s=3600)
+    table = SessionTable(idle_timeout_s=3600, max_sessions=1)
     measured = []
     for number, new in enumerate([opening, *prompts]):
         started = time.perf_counter()
         lease = table.begin("session", start=number == 0, end=False, truncate_to=None, rewind=0)
-        sequence = new_sequence(number, lease.history + new, GREEDY, frozenset())
+        sequence = new_sequence(number, [*lease.history.tokens, *new], GREEDY, frozenset())
         sequence.cached_prefix = lease.reusable_prefix(sequence.tokens)
         engine.add(sequence)
         lease.accept(sequence, None)

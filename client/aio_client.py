@@ -154,8 +154,13 @@ class AsyncClient:
         return await self.admin("status")
 
     async def sessions(self) -> list[dict[str, Any]]:
-        """The sessions that the server keeps: session_id, tokens, turns, running, idle_s."""
+        """The last 1,000 sessions used: session_id, tokens, turns, running, idle_s, blocks (device, host, none)."""
         return list((await self.admin("sessions"))["sessions"])
+
+    async def fork_session(self, session_id: str, new_id: str | None = None) -> str:
+        """Begin a session as a copy of an idle one, sharing its cache; its id, a random one if none is given."""
+        forked = await self.admin("sessions", action="fork", session_id=session_id, new_session_id=new_id)
+        return str(forked["session"]["session_id"])
 
     async def ready(self) -> bool:
         """Whether the server answers requests now; never raises."""

@@ -151,8 +151,13 @@ class Client:
         return self.admin("status")
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The sessions that the server keeps: session_id, tokens, turns, running, idle_s."""
+        """The last 1,000 sessions used: session_id, tokens, turns, running, idle_s, blocks (device, host, none)."""
         return list(self.admin("sessions")["sessions"])
+
+    def fork_session(self, session_id: str, new_id: str | None = None) -> str:
+        """Begin a session as a copy of an idle one, sharing its cache; its id, a random one if none is given."""
+        forked = self.admin("sessions", action="fork", session_id=session_id, new_session_id=new_id)
+        return str(forked["session"]["session_id"])
 
     def ready(self) -> bool:
         """Whether the server answers requests now; never raises."""

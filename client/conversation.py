@@ -1,6 +1,6 @@
 """The client's half of a session, without I/O: the transcript, and what the server is known to hold of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from limpet.client.errors import Cancelled, ConnectionLost, LimpetError, RequestTimeout, ServerError, SessionNotFound
@@ -71,6 +71,10 @@ class Conversation:
         if self.pending_rewind >= self.server_turns:
             self.forget()
 
+    def fork(self, id: str) -> "Conversation":
+        """A second conversation that goes on from here."""
+        return replace(self, id=id, transcript=[dict(message) for message in self.transcript], turns=list(self.turns))
+
     def forget(self) -> None:
         """The server's history is gone or unknown: the next turn begins the session again from the transcript."""
         self.history_tokens = None
@@ -108,7 +112,8 @@ class Turn:
         if not self._received:
             self._received = True
             conversation.pending_rewind = 0
-            conversation.server_turns = 1 if self.fields.start else conversation.server_turns + 1
+            begins = self.fields.start or chunk.num_dropped_turns > 0  # earlier turns may be gone: they are not counted
+            conversation.server_turns = 1 if begins else conversation.server_turns + 1
             conversation.turns.append(len(conversation.transcript))
             conversation.transcript += [*self._new_messages(), self._reply]
         self._reply["content"] += chunk.text

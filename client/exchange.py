@@ -71,6 +71,7 @@ class Exchange:
             num_output_tokens=sum(chunk.num_output_tokens for chunk in self._chunks),
             num_cached_tokens=last.num_cached_tokens,
             session_tokens=last.session_tokens,
+            num_dropped_turns=last.num_dropped_turns,
             request_id=self.request.id,
             ttft_s=None if self._first is None else self._first - self._started,
             duration_s=self._last - self._started,

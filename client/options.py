@@ -32,3 +32,4 @@ class Options(TypedDict, total=False):
     request_priority: int | None
     timeout_ms: int | None
     cache_salt: str | None
+    context_overflow: str | None

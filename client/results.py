@@ -26,6 +26,7 @@ class Chunk:
     num_input_tokens: int = 0  # of this turn, the same in every chunk
     num_cached_tokens: int = 0  # of the context that cost nothing, the same in every chunk
     session_tokens: int | None = None  # length of the session's history after this chunk
+    num_dropped_turns: int = 0  # that this turn let go because they no longer fit, the same in every chunk
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens of this chunk, if the option `logprobs` asks for them
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # in one chunk only; the first token has none
 
@@ -44,6 +45,7 @@ class Generation:
     request_id: str
     ttft_s: float | None  # until the first chunk; None: nothing arrived. Without streaming the whole duration.
     duration_s: float
+    num_dropped_turns: int = 0  # oldest turns that no longer fit: `context_overflow`
     replayed: bool = False  # the server no longer had the session, so the transcript was sent again
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
@@ -64,6 +66,8 @@ class Generation:
             parts.append(f"{self.tokens_per_s:.1f} tokens/s")
         if self.finish_reason in _ENDINGS:
             parts.append(_ENDINGS[self.finish_reason])
+        if self.num_dropped_turns:
+            parts.append(f"oldest turns dropped because they no longer fit: {self.num_dropped_turns}")
         if self.replayed:
             parts.append("the server had lost the conversation, it was sent again")
         return " · ".join(parts)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from limpet.client.conversation import Conversation, SessionState, Turn
 from limpet.client.endpoint import ADMIN_TIMEOUT_S
-from limpet.client.errors import LimpetError
+from limpet.client.errors import LimpetError, NotFound
 from limpet.client.exchange import Exchange, end_request, turn_request
 from limpet.client.options import Messages
 from limpet.client.results import Generation
 from limpet.client.stream import Stream, start
+from limpet.client.wire import new_id
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -68,6 +69,19 @@ class Session:
     def rewind(self, turns: int = 1) -> None:
         """Forget the last turns, here at once and on the server with the next question; ValueError if too many."""
         self._conversation.rewind(turns)
+
+    def fork(self) -> Session:
+        """A second conversation that goes on from here; on the server both share what is cached of their past.
+
+        Where the server has lost it, the fork's first question sends it again. Raises SessionBusy while a turn runs.
+        """
+        twin = self._conversation.fork(new_id())
+        if twin.history_tokens is not None:
+            try:
+                self._client.fork_session(self.id, twin.id)
+            except NotFound:
+                twin.forget()
+        return Session(self._client, twin, replay=self._replay)
 
     def cancel(self) -> None:
         """Stop the running answer: its stream ends with finish_reason "cancelled". Silent if there is none."""

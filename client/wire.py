@@ -62,6 +62,8 @@ def build_request(
         _add_bool(request, f"return_{name}", True)
     if apply_chat_template is not None:
         request.parameters["apply_chat_template"].bool_param = apply_chat_template
+    if messages is not None or session is not None:
+        request.parameters["return_num_dropped_turns"].bool_param = True
     if session is not None:
         _add_session(request, session)
     return request
@@ -91,6 +93,7 @@ def read_chunk(response: pb.ModelStreamInferResponse) -> Chunk:
         num_input_tokens=_count(outputs, "num_input_tokens") or 0,
         num_cached_tokens=_count(outputs, "num_cached_tokens") or 0,
         session_tokens=_count(outputs, "session_tokens"),
+        num_dropped_turns=_count(outputs, "num_dropped_turns") or 0,
         logprobs=_json_list(outputs, "logprobs"),
         prompt_logprobs=_json_list(outputs, "prompt_logprobs"),
     )

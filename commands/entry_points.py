@@ -38,6 +38,11 @@ def ready() -> int:
     return _run("limpet.client.ready")
 
 
+def sessions() -> int:
+    """limpet-sessions."""
+    return _run("limpet.client.sessions_command")
+
+
 def _run(module: str, extra: str = "") -> int:
     """Exit code of the module's `main`; 1 and a sentence if the packages of the extra are not installed."""
     try:

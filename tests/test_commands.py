@@ -13,6 +13,7 @@ LIBRARIES = {
     "limpet-chat": ("grpc", "tritonclient.grpc"),
     "limpet-convert": ("torch", "transformers"),
     "limpet-ready": ("grpc", "tritonclient.grpc"),
+    "limpet-sessions": ("grpc", "tritonclient.grpc"),
     "limpet-serve": ("grpc", "tritonclient.grpc"),
     "limpet-webui": ("grpc", "gradio.components"),
 }

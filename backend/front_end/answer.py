@@ -4,7 +4,8 @@
     BEGINNING   BeginTurn was sent                            sessions only
     BUILDING    a worker builds the turn's prompt             sessions only
     GENERATING  Submit was sent
-    SETTLING    Settle was sent; its answer allows FINAL      sessions only: stop string, cancelled by limpet_admin
+    SETTLING    Settle was sent; its answer allows FINAL      sessions only: stop string, cancelled by limpet_admin,
+                                                              and each end of a turn that is to be stored
     ENDING      EndSession was sent
     DONE        FINAL was sent, exactly once
 
@@ -59,6 +60,7 @@ class Services:
     new_detokenizer: Callable[[], Detokenizer]
     token_text: Callable[[int], str]
     workers: Executor
+    is_durable: bool = False  # FINAL waits until the engine has stored the turn
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,10 @@ class Answer:
             self._end(output.finish_reason)
 
     def _end(self, reason: FinishReason) -> None:
-        """The engine has ended the answer by itself: all of it is kept, nothing to wait for."""
+        """The engine has ended the answer by itself: all of it is kept, and only a store has to be waited for."""
+        if self._services.is_durable:
+            self._settle(len(self._ids), reason)
+            return
         if self._request.session is not None:
             self._connection.send(Settle(key=self._key, keep=len(self._ids)))
         self._send_final(reason)
@@ -338,6 +343,7 @@ class Answer:
             num_input_tokens=self._prompt.num_input_tokens,
             num_cached_tokens=self._num_cached_tokens,
             session_tokens=len(self._prompt.ids) + num_tokens if self._request.session is not None else 0,
+            num_dropped_turns=self._prompt.shortened.num_exchanges,
             log_probs=self._logprobs.values(start, num_tokens),
             cumulative_logprob=self._logprobs.cumulative(num_tokens),
             logprobs=self._logprobs.written(ids, start) if outputs.logprobs else "[]",

@@ -75,12 +75,8 @@ class Conversation:
         gap = before_reply.removeprefix(generation_prompt)
         return gap if gap.isspace() else ""
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation of its own; raises TemplateError."""
-        return self._tokenizer.with_bos(self._tokenizer.encode_segment(self._render(messages)))
-
     def turn(self, begun: TurnBegun, messages: Sequence[Message]) -> TurnPrompt:
-        """Ids of a session's next templated turn; raises TemplateError."""
+        """Ids of a session's next templated turn, or of a conversation of its own; raises TemplateError."""
         head = unpack_ids(begun.head)
         replies = [_Reply(0, head, _PLACEHOLDER)] if head else []
         conversation: list[Message | _Reply] = [_user(_PLACEHOLDER), *replies] if head else []

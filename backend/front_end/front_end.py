@@ -35,7 +35,11 @@ class FrontEnd:
         source = checkpoint.chat_template()
         template = ChatTemplate(source, tokenizer.config) if source is not None else None
         reader = RequestReader(
-            tokenizer, tokenizer.config.generation, template is not None, config.default_exclude_input
+            tokenizer,
+            tokenizer.config.generation,
+            template is not None,
+            config.default_exclude_input,
+            config.context_overflow,
         )
         self._connection = connection
         self._workers = ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1), "limpet-worker")
@@ -48,6 +52,7 @@ class FrontEnd:
             new_detokenizer=DetokenizerFactory(tokenizer),
             token_text=tokenizer.decoded_token,
             workers=self._workers,
+            is_durable=bool(config.session_store),
         )
 
     def accept(self, request: Any) -> None:

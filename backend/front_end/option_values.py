@@ -110,6 +110,17 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def choice(*allowed: str) -> Converter:
+    """One of some words."""
+
+    def convert(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise refusal(name, value, ", ".join(allowed))
+        return str(value)
+
+    return convert
+
+
 def strings(max_strings: int, max_chars: int) -> Converter:
     """One string or a list of strings; empty ones do not count."""
     allowed = f"up to {max_strings} strings of up to {max_chars} characters"

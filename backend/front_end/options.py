@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from limpet.backend.front_end.context_overflow import DROP_OLDEST_TURNS, ERROR
 from limpet.backend.front_end.errors import RequestError
 from limpet.backend.front_end.option_values import (
     Converter,
     as_json,
     biases,
     boolean,
+    choice,
     identifier,
     integer,
     integers,
@@ -83,12 +85,14 @@ OPTIONS = (
     Option("sequence_end", boolean),
     Option("session_tokens", integer(0, _MAX_INT32)),
     Option("session_rewind", integer(0, _MAX_INT32)),
+    Option("context_overflow", choice(ERROR, DROP_OLDEST_TURNS)),
     Option("return_finish_reason", boolean),
     Option("return_num_input_tokens", boolean),
     Option("return_num_output_tokens", boolean),
     Option("return_num_cached_tokens", boolean),
     Option("return_output_ids", boolean),
     Option("return_session_tokens", boolean),
+    Option("return_num_dropped_turns", boolean),
     Option("response_format", response_format),
     Option("structured_outputs", structured_outputs, ("guided_decoding",)),
     Option("guided_decoding_guide_type", text),

@@ -6,34 +6,39 @@ from dataclasses import dataclass
 import msgspec
 
 from limpet.backend.chat_template import TemplateError
+from limpet.backend.front_end.context_overflow import DROP_OLDEST_TURNS, Shortened, fitting_prompt
 from limpet.backend.front_end.conversation import Conversation, TurnPrompt
 from limpet.backend.front_end.errors import RequestError
 from limpet.backend.front_end.request import GenerationRequest, RawRequest, RequestReader
 from limpet.backend.link.connection import EngineConnection, EngineUnavailableError
-from limpet.backend.link.messages import ModelInfo, Submit, TurnBegun, pack_ids
+from limpet.backend.link.messages import ModelInfo, Submit, TurnBegun, pack_ids, unpack_ids
 from limpet.backend.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
+_NOTHING_BEFORE = TurnBegun(key=0, history_len=0, head=b"", turns=[])
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids ready for the engine; `num_input_tokens` of them are new in this turn."""
+    """Ids ready for the engine; `num_input_tokens` of them are new in this turn, `shortened` is what they say."""
 
     ids: list[int]
     turn_ends: list[int]
     num_input_tokens: int
+    shortened: Shortened
 
     def submit(self, key: int, request: GenerationRequest, arrived_at: float) -> Submit:
         """The message that starts generating."""
-        messages = request.content.messages if request.content is not None else None
+        is_templated = request.content is not None and request.content.messages is not None
         return Submit(
             key=key,
             request_id=request.request_id,
             prompt=pack_ids(self.ids),
             params=request.params,
-            messages=None if messages is None else msgspec.json.encode(messages).decode(),
+            messages=msgspec.json.encode(self.shortened.messages).decode() if is_templated else None,
             turn_ends=self.turn_ends,
+            num_dropped_turns=self.shortened.num_turns,
+            first_messages=self.shortened.first_messages,
             priority=request.priority,
             timeout_ms=request.timeout_ms,
             cache_salt=request.cache_salt,
@@ -64,35 +69,36 @@ class PromptBuilder:
 
     def stateless(self, request: GenerationRequest) -> Prompt:
         """The prompt of a request without a session."""
-        content = request.content
-        assert content is not None, "only a session can be ended without content"
-        if content.messages is not None:
-            try:
-                ids = self._conversation.chat(content.messages)
-            except TemplateError as error:
-                raise RequestError(str(error)) from None
-        else:
-            ids = content.ids if content.ids is not None else self._tokenizer.encode_prompt(content.text or "")
-        return self._checked(request, TurnPrompt(ids), history_len=0)
+        return self.turn(request, _NOTHING_BEFORE)
 
     def turn(self, request: GenerationRequest, begun: TurnBegun) -> Prompt:
         """The prompt of a session's turn: the whole conversation."""
         content = request.content
-        assert content is not None, "a turn has content"
+        assert content is not None, "only a session can be ended without content"
+        whole = Shortened(begun, content.messages or [])
         try:
-            if content.messages is not None:
-                prompt = self._conversation.turn(begun, content.messages)
-            else:
+            if content.messages is None:
                 prompt = self._conversation.raw_turn(begun, content.text, content.ids or [])
+            elif request.context_overflow == DROP_OLDEST_TURNS:
+                session_len, max_tokens = self._info().session_len, request.params.max_tokens
+                whole, prompt = fitting_prompt(whole, self._templated, session_len, max_tokens)
+            else:
+                prompt = self._templated(whole)
         except TemplateError as error:
             raise RequestError(str(error)) from None
-        return self._checked(request, prompt, begun.history_len)
+        return self._checked(request, whole, prompt)
 
-    def _checked(self, request: GenerationRequest, prompt: TurnPrompt, history_len: int) -> Prompt:
+    def _templated(self, shortened: Shortened) -> TurnPrompt:
+        return self._conversation.turn(shortened.begun, shortened.messages)
+
+    def _checked(self, request: GenerationRequest, shortened: Shortened, prompt: TurnPrompt) -> Prompt:
         if self._log_prompts:
             text = msgspec.json.encode(self._tokenizer.decode(prompt.ids)).decode()
             _logger.info("event=prompt request_id=%s text=%s", request.request_id, text)
         num_tokens, session_len = len(prompt.ids), self._info().session_len
+        history_len = shortened.begun.history_len
+        if shortened.num_exchanges:
+            history_len = prompt.turn_ends[-1] if prompt.turn_ends else len(unpack_ids(shortened.begun.head))
         if num_tokens == 0:
             raise RequestError("The prompt has no tokens; send at least one.")
         if num_tokens >= session_len:
@@ -101,7 +107,7 @@ class PromptBuilder:
                 f"The context would have {num_tokens} tokens{history}; session_len = {session_len} allows at most "
                 f"{session_len - 1}, so that one can be generated."
             )
-        return Prompt(prompt.ids, prompt.turn_ends, max(0, num_tokens - history_len))
+        return Prompt(prompt.ids, prompt.turn_ends, max(0, num_tokens - history_len), shortened)
 
     def _info(self) -> ModelInfo:
         try:

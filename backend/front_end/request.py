@@ -8,6 +8,7 @@ from typing import Any
 
 from limpet.backend.chat_template import Message
 from limpet.backend.checkpoint import GenerationDefaults
+from limpet.backend.front_end.context_overflow import ERROR
 from limpet.backend.front_end.errors import RequestError
 from limpet.backend.front_end.options import IGNORED_PARAMETERS, IGNORED_PREFIX, resolve
 from limpet.backend.front_end.response_format import guided_decoding
@@ -62,6 +63,7 @@ class Outputs:
     num_cached_tokens: bool = False
     output_ids: bool = False
     session_tokens: bool = False
+    num_dropped_turns: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
     cumulative_logprob: bool = False
@@ -88,6 +90,7 @@ class GenerationRequest:
     priority: int = 0
     timeout_ms: int | None = None
     cache_salt: str = ""
+    context_overflow: str = ERROR
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class RequestReader:
     defaults: GenerationDefaults
     has_template: bool
     default_exclude_input: bool
+    default_context_overflow: str = ERROR
 
     def read(self, raw: RawRequest, info: ModelInfo) -> GenerationRequest:
         """Raises RequestError naming what is wrong and what is allowed."""
@@ -120,6 +124,7 @@ class RequestReader:
             priority=options.get("request_priority", 0),
             timeout_ms=options.get("timeout_ms"),
             cache_salt=options.get("cache_salt", ""),
+            context_overflow=options.get("context_overflow", self.default_context_overflow),
         )
 
     def _content(

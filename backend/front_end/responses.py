@@ -28,6 +28,7 @@ class AnswerPart:
     num_input_tokens: int = 0
     num_cached_tokens: int = 0
     session_tokens: int = 0
+    num_dropped_turns: int = 0
     log_probs: Sequence[float] = ()
     cumulative_logprob: float = 0.0
     logprobs: str = "[]"
@@ -75,6 +76,7 @@ def _tensors(part: AnswerPart, outputs: Outputs) -> list[Any]:
         "num_output_tokens": len(part.ids),
         "num_cached_tokens": part.num_cached_tokens,
         "session_tokens": part.session_tokens,
+        **({"num_dropped_turns": part.num_dropped_turns} if part.num_dropped_turns else {}),
     }
     wanted = [name for name in counts if getattr(outputs, name)]
     return tensors + [pb_utils.Tensor(name, np.array([counts[name]], dtype=np.uint32)) for name in wanted]

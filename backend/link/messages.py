@@ -13,6 +13,7 @@ come at any time after Submit and then also ends the generation (stop string, ca
 the engine settles with the last Delivered watermark.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -25,7 +26,7 @@ ErrorCode: TypeAlias = Literal["INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "CANCE
 ERROR_CODES: tuple[ErrorCode, ...] = get_args(ErrorCode)
 
 
-def pack_ids(ids: list[int]) -> bytes:
+def pack_ids(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
@@ -74,7 +75,8 @@ class Submit(Message):
 
     `messages` is the turn's own new messages (JSON, opaque to the engine, returned in later TurnBegun views); None for
     a raw turn, whose prompt begins with the unchanged history. `turn_ends[i]` is where the i-th turn of the view ends
-    inside `prompt` (templated turns only).
+    inside `prompt` (templated turns only). Of the view's turns the first `num_dropped_turns` are dropped (and not among
+    `turn_ends`); `first_messages` then replaces the messages of the first one left.
     """
 
     key: int
@@ -83,6 +85,8 @@ class Submit(Message):
     params: SamplingParams
     messages: str | None = None
     turn_ends: list[int] = []
+    num_dropped_turns: int = 0
+    first_messages: str | None = None
     priority: int = 0
     timeout_ms: int | None = None
     cache_salt: str = ""

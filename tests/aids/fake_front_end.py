@@ -78,7 +78,7 @@ class FakeFrontEnd:
         self, address: str, *, role: Literal["front_end", "admin"] = "front_end", timeout_s: float = 60.0
     ) -> None:
         self.gone_clients: dict[int, int] = {}  # key -> tokens delivered before the client left
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._keys = itertools.count(1)
         self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._replies: list[Message] = []
@@ -180,7 +180,7 @@ class FakeFrontEnd:
     def drop(self) -> None:
         """Leave without a word."""
         self._outbox.send(_STOP)
-        self._carrier.join(self._timeout_s)
+        self._carrier.join(self.timeout_s)
         self._outbox.close(linger=0)
         self._context.term()
 
@@ -193,14 +193,14 @@ class FakeFrontEnd:
         answer.num_outputs += 1
 
     def _next_output(self, key: int) -> TokenOutput:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while not self._outputs[key]:
             self._raise_if_failed(key)
             self._receive(deadline, f"output of request {key}")
         return self._outputs[key].popleft()
 
     def _take(self, kind: type[_M], key: int | None = None) -> _M:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while True:
             for reply in self._replies:
                 if isinstance(reply, kind) and (key is None or getattr(reply, "key", None) == key):
@@ -220,7 +220,7 @@ class FakeFrontEnd:
         try:
             message = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise TimeoutError(f"No {wanted} from the engine within {self._timeout_s} s.") from None
+            raise TimeoutError(f"No {wanted} from the engine within {self.timeout_s} s.") from None
         if not isinstance(message, Outputs):
             self._replies.append(message)
             return

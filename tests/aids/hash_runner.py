@@ -9,8 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from limpet.backend.block_pool import BlockPool
+from limpet.backend.cache_manager import CacheManager
 from limpet.backend.core import RowWork, SampledStep, StepPlan
+from limpet.backend.engine import Engine
 from limpet.backend.link.messages import pack_ids
+from limpet.backend.scheduler import Scheduler
 
 
 def next_id(tokens: list[int], vocab_size: int) -> int:
@@ -72,3 +76,11 @@ class HashRunner:
     def _read(self, row: _Row, length: int) -> list[int]:
         size = self._block_size
         return [self._memory[row.blocks[position // size]][position % size] for position in range(length)]
+
+
+def hash_engine(*, num_blocks: int, session_len: int, prefix_caching: bool) -> Engine:
+    """An engine on a HashRunner: blocks of 4 tokens, 3 rows, 50 ids."""
+    cache = CacheManager(BlockPool(num_blocks, 4), enable_prefix_caching=prefix_caching)
+    runner = HashRunner(num_blocks=num_blocks, block_size=4, vocab_size=50)
+    scheduler = Scheduler(cache, max_rows=3, max_prefill_tokens=8, max_waiting=100)
+    return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=50)

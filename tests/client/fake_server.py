@@ -69,6 +69,7 @@ def data(
     ids: tuple[int, ...] | None = None,
     num_input: int = 3,
     num_cached: int = 0,
+    num_dropped: int = 0,
     session_tokens: int | None = None,
 ) -> Response:
     """A data response as the front end sends it; with `finish` it is the final one."""
@@ -81,6 +82,8 @@ def data(
     counts = {"num_input_tokens": num_input, "num_cached_tokens": num_cached, "num_output_tokens": len(ids)}
     if session_tokens is not None:
         counts["session_tokens"] = session_tokens
+    if num_dropped:
+        counts["num_dropped_turns"] = num_dropped
     for name, count in counts.items():
         _add(inner, name, "UINT32", np.array([count], "<u4").tobytes())
     inner.parameters["triton_final_response"].bool_param = finish is not None
@@ -116,6 +119,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.answer: Answer = say_hello
         self.admin: Callable[[dict[str, Any]], dict[str, Any]] = lambda operation: {"ready": True}
         self.models: dict[str, int] = {MODEL: 0}  # name: Triton's max_batch_size
+        self.refusal = ""  # if set, what every operation is refused with
         self.asked: list[Asked] = []
         self.operations: list[dict[str, Any]] = []
         self.live = threading.Event()
@@ -141,6 +145,8 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         if request.model_name != "limpet_admin":
             context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.model_name}' is not found")
         operation = json.loads(read_request(request).inputs["request"])
+        if self.refusal:
+            context.abort(grpc.StatusCode.INTERNAL, self.refusal)
         self.operations.append(operation)
         response = pb.ModelInferResponse()
         _add(response, "response", "BYTES", _string(json.dumps(self.admin(operation))))

@@ -52,9 +52,18 @@ class SessionServer:
             yield from self._turn(asked, self.sessions[name])
 
     def admin(self, operation: dict[str, Any]) -> dict[str, Any]:
+        if operation["op"] == "sessions":
+            return self._fork(operation)
         if operation["op"] == "cancel" and (kept := self.sessions.get(operation.get("session_id", ""))) is not None:
             kept.cancel.set()
         return {"ready": True}
+
+    def _fork(self, operation: dict[str, Any]) -> dict[str, Any]:
+        """What the action fork of op sessions answers; the fake has no other."""
+        assert operation["action"] == "fork"
+        source, name = self.sessions[operation["session_id"]], operation["new_session_id"]
+        self.sessions[name] = Kept(source.history, list(source.turns))
+        return {"session": {"session_id": name}}
 
     def _stateless(self, asked: Asked) -> Iterator[Response]:
         question = asked.messages[-1]["content"] if "messages" in asked.inputs else asked.inputs["text_input"]

@@ -53,6 +53,48 @@ def test_ids_are_random_128_bits(client: Client) -> None:
     assert all(len(id) == 32 and int(id, 16) >= 0 for id in ids)
 
 
+def test_a_fork_and_its_origin_go_their_own_ways(server: FakeServer, kept: SessionServer, client: Client) -> None:
+    session = client.session(system="S")
+    session.ask("one")
+    twin = session.fork()
+    assert (session.ask("left").text, twin.ask("right").text) == ("<left>", "<right>")
+    assert kept.sessions[session.id].history == "s:S;u:one;<one>u:left;<left>"
+    assert kept.sessions[twin.id].history == "s:S;u:one;<one>u:right;<right>"
+    assert [roles(each.transcript)[-1] for each in (session, twin)] == [
+        ("assistant", "<left>"),
+        ("assistant", "<right>"),
+    ]
+    assert not any(asked.parameters["sequence_start"] for asked in server.asked[1:])
+
+
+def test_a_fork_of_what_the_server_has_lost_is_replayed(
+    server: FakeServer, kept: SessionServer, client: Client
+) -> None:
+    session = client.session()
+    session.ask("one")
+    server.refusal = "[NOT_FOUND] Session not found: it expired."
+    twin = session.fork()
+    assert twin.ask("two").replayed
+    assert kept.sessions[twin.id].history == "u:one;a:<one>;u:two;<two>"
+
+
+def test_dropped_turns_are_told_and_no_longer_rewound_on_the_server(
+    server: FakeServer, kept: SessionServer, client: Client
+) -> None:
+    session = client.session()
+    session.ask("one")
+    session.ask("two")
+    server.answer = lambda asked: iter([data("three", "stop", session_tokens=9, num_dropped=1)])
+    result = session.ask("3", context_overflow="drop_oldest_turns")
+    assert server.asked[-1].options == {"context_overflow": "drop_oldest_turns"}
+    assert server.asked[-1].parameters["return_num_dropped_turns"] is True
+    assert (result.num_dropped_turns, "no longer fit: 1" in result.summary()) == (1, True)
+    server.answer = kept.answer
+    session.rewind()
+    assert session.ask("four").replayed
+    assert kept.sessions[session.id].history == "u:one;a:<one>;u:two;a:<two>;u:four;<four>"
+
+
 def test_several_messages_are_a_turn_too(kept: SessionServer, client: Client) -> None:
     session = client.session()
     session.ask("weather?")

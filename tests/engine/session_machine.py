@@ -4,11 +4,17 @@ The reference holds each session's history as a plain list and recomputes every 
 front ends: it sends link messages to an EngineService, steps the engine and checks every id that comes back.
 """
 
+import shutil
+import tempfile
+import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from limpet.backend.core import RequestError
 from limpet.backend.engine import Engine
 from limpet.backend.link.messages import (
     Abandon,
@@ -32,11 +38,14 @@ from limpet.backend.link.messages import (
 from limpet.backend.link.router import Connection
 from limpet.backend.sampling_params import SamplingParams
 from limpet.backend.service import EngineService
+from limpet.backend.session_store import SessionStore, StoreError
 from limpet.backend.sessions import SessionTable
 
 IDLE_TIMEOUT_S = 1000.0
 MAX_STEPS_TO_END = 2000
 SESSION_IDS = ("ada", "bob", "cy", "dee")
+MAX_SESSIONS = 3
+KEPT = '["the system prompt and the first turn left"]'
 
 
 @dataclass
@@ -53,6 +62,11 @@ class ModelSession:
     history: list[int] = field(default_factory=list)
     turns: list[ModelTurn] = field(default_factory=list)
     evictions_at_settle: int = -1
+    is_stored: bool = False
+    stored: tuple[list[int], list[ModelTurn]] = field(default_factory=lambda: ([], []))  # what outlives the engine
+
+    def store(self) -> None:
+        self.is_stored, self.stored = True, (self.history, list(self.turns))
 
 
 @dataclass(eq=False)
@@ -97,12 +111,26 @@ class SessionMachine(RuleBasedStateMachine):
         self.sessions: dict[str, ModelSession] = {}
         self.requests: list[ModelRequest] = []
         self.connections = [self._new_connection(0), self._new_connection(1)]
-        self._new_service()
+        self.folder = tempfile.TemporaryDirectory(prefix="limpet-machine-")
+        self._new_service(Path(self.folder.name) / "0")
 
-    def _new_service(self) -> None:
+    def _new_service(self, path: Path) -> None:
+        self.path = path
+        self.committed = threading.Event()
+        self.store = SessionStore(path, "model", self.committed.set)
         self.engine = self.build_engine()
-        table = SessionTable(idle_timeout_s=IDLE_TIMEOUT_S)
+        table = SessionTable(idle_timeout_s=IDLE_TIMEOUT_S, max_sessions=MAX_SESSIONS, store=self.store)
         self.service = EngineService(self.engine, table, frozenset(), self._send)
+
+    def _await_stored(self) -> None:
+        """Return once all that happened is committed and the replies that waited for it are sent."""
+        outcomes: list[StoreError | None] = []
+        self.store.when_stored(outcomes.append)
+        while not outcomes:
+            assert self.committed.wait(60)
+            self.committed.clear()
+            self.store.run_callbacks()
+        assert outcomes == [None]
 
     def _new_connection(self, index: int) -> Connection:
         identity = f"{index}-{self.next_key}".encode()
@@ -125,6 +153,7 @@ class SessionMachine(RuleBasedStateMachine):
         cut=st.sampled_from([0, 0, 0, 1, 3]),
         raw=st.sampled_from([False, False, True]),
         alter=st.sampled_from([False, False, True]),
+        drop=st.sampled_from([0, 0, 0, 1, 2]),
         client_gone=st.booleans(),
     )
     def turn(
@@ -139,6 +168,7 @@ class SessionMachine(RuleBasedStateMachine):
         cut: int,
         raw: bool,
         alter: bool,
+        drop: int,
         client_gone: bool,
     ) -> None:
         """A turn on any session in any state, with all that may come along."""
@@ -160,7 +190,10 @@ class SessionMachine(RuleBasedStateMachine):
         if session is None and not start:
             assert self._expect(self.connections[connection], Failed).code == "NOT_FOUND"
             return
-        self._after_begin(session, begin, connection, new, max_tokens, raw, alter)
+        if session is None and len(self.sessions) == MAX_SESSIONS:
+            assert self._expect(self.connections[connection], Failed).code == "UNAVAILABLE"
+            return
+        self._after_begin(session, begin, connection, new, max_tokens, raw, alter, drop)
 
     def _after_begin(
         self,
@@ -171,6 +204,7 @@ class SessionMachine(RuleBasedStateMachine):
         max_tokens: int,
         raw: bool,
         alter: bool,
+        drop: int,
     ) -> None:
         base = ModelSession() if session is None or begin.start else session
         truncate_to, rewind = (None, 0) if begin.start else (begin.truncate_to, begin.rewind)
@@ -186,8 +220,10 @@ class SessionMachine(RuleBasedStateMachine):
         assert unpack_ids(begun.head) == history[:head_end]
         templated = [turn for turn in turns if turn.end > head_end]
         assert [(v.messages, unpack_ids(v.reply)) for v in begun.turns] == [(t.messages, t.reply) for t in templated]
-        is_plain = not (alter and templated and not raw) and rewind == 0 and truncate_to is None
+        num_dropped = 0 if raw else min(drop, len(templated))
+        is_plain = not (alter and templated and not raw) and rewind == 0 and truncate_to is None and not num_dropped
         prompt, turns = _altered(history, turns, head_end) if alter and not raw else (history, turns)
+        prompt, turns = _without_oldest(prompt, turns, head_end, num_dropped)
         request = ModelRequest(
             self.connections[connection],
             begin.key,
@@ -200,7 +236,8 @@ class SessionMachine(RuleBasedStateMachine):
             len(history) - 1 if is_plain and history else None,
             base.evictions_at_settle,
         )
-        self._submit(request, turn_ends=[] if raw else [t.end for t in turns if t.end > head_end])
+        turn_ends = [] if raw else [t.end for t in turns if t.end > head_end]
+        self._submit(request, turn_ends, num_dropped, KEPT if num_dropped and turn_ends else None)
 
     @rule(
         connection=st.integers(0, 1), prompt=st.lists(st.integers(0, 5), min_size=1, max_size=20), n=st.integers(1, 12)
@@ -211,12 +248,25 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(session_id=st.sampled_from(SESSION_IDS), connection=st.integers(0, 1))
     def begin_and_abandon(self, session_id: str, connection: int) -> None:
         """A prompt that cannot be built gives the session back as it was."""
-        if self._running_on(session_id) is not None:
+        if self._running_on(session_id) is not None or not self._has_room_for(session_id):
             return
         key = self._key()
         self.service.handle(self.connections[connection], BeginTurn(key, session_id, True, False))
         self._expect(self.connections[connection], TurnBegun)
         self.service.handle(self.connections[connection], Abandon(key))
+
+    @rule(session_id=st.sampled_from(SESSION_IDS), new_id=st.sampled_from(SESSION_IDS))
+    def fork(self, session_id: str, new_id: str) -> None:
+        """Two sessions go on from the same past, and each keeps its cached tokens."""
+        source = self.sessions.get(session_id)
+        is_refused = source is None or self._running_on(session_id) is not None
+        if is_refused or new_id in self.sessions or len(self.sessions) == MAX_SESSIONS:
+            with pytest.raises(RequestError):
+                self.service.fork_session(session_id, new_id)
+            return
+        self.service.fork_session(session_id, new_id)
+        self.sessions[new_id] = ModelSession(source.history, list(source.turns), source.evictions_at_settle)
+        self.sessions[new_id].store()
 
     # ---- time passes
 
@@ -250,6 +300,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.service.handle(self.connections[connection], EndSession(self._key(), session_id))
         if owner is not None:
             self._expect(owner.connection, CancelRequested)
+        self._await_stored()
         self._expect(self.connections[connection], Settled)
         self.sessions.pop(session_id, None)
         if owner is not None:
@@ -263,6 +314,7 @@ class SessionMachine(RuleBasedStateMachine):
         if session is None:
             return
         session.last_used -= 2 * IDLE_TIMEOUT_S
+        self.service.sessions.sessions.move_to_end(session_id, last=False)
         self.service.expire()
         if self._running_on(session_id) is None:
             del self.sessions[session_id]
@@ -278,20 +330,34 @@ class SessionMachine(RuleBasedStateMachine):
             self._settled(request, request.delivered)
         self.connections[index] = self._new_connection(index)
 
-    @rule()
-    def restart_engine(self) -> None:
+    @rule(is_killed=st.booleans())
+    def restart_engine(self, is_killed: bool) -> None:
+        """Sessions are as at their last end of a turn; a killed engine leaves the files as they lie there."""
+        path = self.path
+        if is_killed:
+            path = path.with_name(str(int(path.name) + 1))
+            for end in ("", "-wal"):
+                if (source := Path(f"{self.path}{end}")).exists():
+                    shutil.copy(source, f"{path}{end}")
         self.engine.close()
-        self.sessions.clear()
+        self.store.close()
+        self.sessions = {
+            session_id: ModelSession(*session.stored, is_stored=True, stored=session.stored)
+            for session_id, session in self.sessions.items()
+            if session.is_stored
+        }
         self.requests.clear()
         self.replies.clear()
-        self._new_service()
+        self._new_service(path)
+        assert self.service.sessions.sessions.keys() == self.sessions.keys()
 
     @invariant()
     def accounts_balance(self) -> None:
+        self._await_stored()
         self.service.check_integrity()
         for session_id, session in self.sessions.items():
             if self._running_on(session_id) is None:
-                assert self.service.sessions.sessions[session_id].history == session.history
+                assert list(self.service.sessions.sessions[session_id].history.tokens) == session.history
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -307,6 +373,8 @@ class SessionMachine(RuleBasedStateMachine):
         pool = self.engine.cache.pool
         assert pool.num_free == pool.num_blocks, "blocks are lost"
         self.engine.close()
+        self.store.close()
+        self.folder.cleanup()
 
     # ---- the machine's own bookkeeping
 
@@ -314,10 +382,18 @@ class SessionMachine(RuleBasedStateMachine):
         self.next_key += 1
         return self.next_key
 
-    def _submit(self, request: ModelRequest, turn_ends: list[int]) -> None:
-        params = SamplingParams(temperature=0, max_tokens=request.max_tokens)
+    def _submit(
+        self, request: ModelRequest, turn_ends: list[int], num_dropped: int = 0, first_messages: str | None = None
+    ) -> None:
         message = Submit(
-            request.key, "", pack_ids(request.prompt), params, messages=request.messages, turn_ends=turn_ends
+            request.key,
+            "",
+            pack_ids(request.prompt),
+            SamplingParams(temperature=0, max_tokens=request.max_tokens),
+            messages=request.messages,
+            turn_ends=turn_ends,
+            num_dropped_turns=num_dropped,
+            first_messages=first_messages,
         )
         self.service.handle(request.connection, message)
         if len(request.prompt) >= self.engine.session_len:
@@ -360,6 +436,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _settle(self, request: ModelRequest, keep: int, *, take_reply: bool = True) -> None:
         self.service.handle(request.connection, Settle(request.key, keep))
+        self._await_stored()
         self._settled(request, keep)
         if request.session_id is not None and take_reply:
             self._take(Settled, request)
@@ -374,8 +451,12 @@ class SessionMachine(RuleBasedStateMachine):
         session.turns = [*request.turns, ModelTurn(request.messages, reply, len(session.history))]
         was_computed = bool(request.received)  # else the turn ended before its prompt was
         session.evictions_at_settle = self.engine.cache.pool.num_evicted if was_computed else -1
+        session.store()
         if request.ends_session:
             del self.sessions[request.session_id]
+
+    def _has_room_for(self, session_id: str) -> bool:
+        return session_id in self.sessions or len(self.sessions) < MAX_SESSIONS
 
     def _running_on(self, session_id: str) -> ModelRequest | None:
         return next((r for r in self.requests if r.session_id == session_id and not r.freed), None)
@@ -423,3 +504,19 @@ def _altered(history: list[int], turns: list[ModelTurn], head_end: int) -> tuple
         return history, turns
     shifted = [ModelTurn(t.messages, t.reply, t.end - 1) if t.end >= end else t for t in turns]
     return history[: end - 1] + history[end:], shifted
+
+
+def _without_oldest(
+    history: list[int], turns: list[ModelTurn], head_end: int, count: int
+) -> tuple[list[int], list[ModelTurn]]:
+    """The history without its oldest templated turns, as for a context that overflows; two tokens stay in front."""
+    if count == 0:
+        return history, turns
+    raw = [turn for turn in turns if turn.end <= head_end]
+    templated = turns[len(raw) :]
+    end = templated[count - 1].end
+    start = min(head_end + 2, end)
+    left = [ModelTurn(turn.messages, turn.reply, turn.end - (end - start)) for turn in templated[count:]]
+    if left:
+        left[0].messages = KEPT
+    return history[:start] + history[end:], [*raw, *left]

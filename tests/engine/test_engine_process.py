@@ -122,6 +122,48 @@ def test_a_front_end_that_falls_silent_loses_its_requests_but_not_what_was_deliv
     silent.drop()
 
 
+def test_forks_go_on_from_the_same_past_and_all_keep_their_cache(front_end: FakeFrontEnd, tiny: ConvertedTiny) -> None:
+    history = TURNS[0] + front_end.ask("origin", TURNS[0], GREEDY, start=True).ids
+    forked = front_end.admin("sessions", action="fork", session_id="origin", new_session_id="branch")["session"]
+    assert (forked["session_id"], forked["tokens"], forked["turns"]) == ("branch", len(history), 1)
+    second = front_end.admin("sessions", action="fork", session_id="branch")["session"]["session_id"]
+    for session, new in (("origin", TURNS[1]), ("branch", TURNS[2]), (second, TURNS[1])):
+        answer = front_end.ask(session, new, GREEDY)
+        assert answer.num_cached_tokens == len(history) - 1
+        assert answer.ids == greedy_reference(tiny.reference, history + new, NUM_TOKENS).ids
+    front_end.end_session("origin")
+    assert front_end.ask("branch", TURNS[0], GREEDY).num_cached_tokens > len(history)
+
+
+def test_sessions_are_listed_with_their_blocks(front_end: FakeFrontEnd) -> None:
+    answer = front_end.ask("listed", TURNS[2], GREEDY, start=True)
+    num_tokens = len(TURNS[2]) + len(answer.ids)
+    shown = front_end.admin("sessions", action="show", session_id="listed")["session"]
+    assert (shown["tokens"], shown["turns"], shown["running"]) == (num_tokens, 1, False)
+    assert shown["blocks"] == {"device": -(-(num_tokens - 1) // 16), "host": 0, "none": 0}
+    listed = front_end.admin("sessions", limit=1)
+    assert listed["sessions"][0]["session_id"] == "listed"
+    assert listed["total"] >= 1
+    assert front_end.admin("sessions", action="end", session_id="listed") == {"ended": True}
+    assert front_end.admin("sessions", action="end", session_id="listed") == {"ended": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"action": "rename"}, "INVALID_ARG"),
+        ({"limit": 0}, "INVALID_ARG"),
+        ({"action": "show", "session_id": "never begun"}, "NOT_FOUND"),
+        ({"action": "fork", "session_id": "never begun"}, "NOT_FOUND"),
+    ],
+)
+def test_wrong_operations_on_sessions_are_refused(
+    front_end: FakeFrontEnd, arguments: dict[str, str], code: str
+) -> None:
+    with pytest.raises(Refused, match=code):
+        front_end.admin("sessions", **arguments)
+
+
 def test_unknown_sessions_and_impossible_prompts_are_refused(front_end: FakeFrontEnd) -> None:
     with pytest.raises(Refused, match="NOT_FOUND"):
         front_end.begin_turn("never begun")

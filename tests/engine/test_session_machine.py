@@ -11,24 +11,14 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from limpet.backend.block_pool import BlockPool
 from limpet.backend.build import build_engine
-from limpet.backend.cache_manager import CacheManager
 from limpet.backend.config import EngineConfig
 from limpet.backend.engine import Engine
-from limpet.backend.scheduler import Scheduler
 from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
-from tests.aids.hash_runner import HashRunner, next_id
+from tests.aids.hash_runner import hash_engine, next_id
 from tests.aids.tiny import one_thread, write_tiny
 from tests.engine.session_machine import SessionMachine
-
-
-def hash_engine(*, num_blocks: int, session_len: int, prefix_caching: bool) -> Engine:
-    cache = CacheManager(BlockPool(num_blocks, 4), enable_prefix_caching=prefix_caching)
-    runner = HashRunner(num_blocks=num_blocks, block_size=4, vocab_size=50)
-    scheduler = Scheduler(cache, max_rows=3, max_prefill_tokens=8, max_waiting=100)
-    return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=50)
 
 
 class HashMachine(SessionMachine):

@@ -66,7 +66,7 @@ def test_a_stateless_chat_has_the_ids_of_its_rendered_text(name: str) -> None:
     tokenizer = byte_level()
     text = reference_text(TEMPLATES[name], dialogue(2), tokenizer)
     expected = tokenizer.backend.encode(text, add_special_tokens=False).ids
-    assert conversation_of(TEMPLATES[name], tokenizer).chat(dialogue(2)) == expected
+    assert conversation_of(TEMPLATES[name], tokenizer).turn(begun([]), dialogue(2)).ids == expected
 
 
 @pytest.mark.parametrize("name", APPEND_ONLY)
@@ -177,7 +177,7 @@ def test_a_context_begins_with_exactly_one_bos(template: str | None) -> None:
     tokenizer = sentencepiece(adds_bos=True)
     conversation = conversation_of(template, tokenizer)
     if template:
-        prompts = [conversation.chat(user("Hi")), conversation.turn(begun([]), user("Hi")).ids]
+        prompts = [conversation.turn(begun([]), user("Hi")).ids]
     else:
         prompts = [conversation.raw_turn(begun([]), "Hi", []).ids, tokenizer.encode_prompt(f"{BOS}Hi")]
     for ids in prompts:
@@ -193,9 +193,9 @@ def test_a_later_raw_turn_gets_no_bos() -> None:
 
 def test_messages_without_a_template_are_refused() -> None:
     with pytest.raises(TemplateError, match="no chat template"):
-        conversation_of(None, byte_level()).chat(user("Hi"))
+        conversation_of(None, byte_level()).turn(begun([]), user("Hi"))
 
 
 def test_the_templates_own_refusal_is_the_reason() -> None:
     with pytest.raises(TemplateError, match="roles must alternate"):
-        conversation_of(LLAMA2, byte_level()).chat([*user("Hi"), *user("Hi again")])
+        conversation_of(LLAMA2, byte_level()).turn(begun([]), [*user("Hi"), *user("Hi again")])
