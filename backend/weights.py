@@ -1,99 +1,123 @@
 """Strict loading: every parameter is filled exactly once, or loading fails and says which are missing or left over."""
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError
-from limpet.backend.device_reader import DTYPES, DeviceReader
+from limpet.backend.device_reader import DTYPES, DeviceReader, Wanted
+from limpet.backend.layers.weight import Weight
+
+Weights: TypeAlias = Mapping[str, Sequence[Weight]]  # by the checkpoint's names; parts of one tensor may be several's
 
 
 def load_weights(model: nn.Module, checkpoint: CheckpointDir) -> int:
     """Copy the checkpoint into the model's parameters, cast to their dtype; returns the bytes of the parameters.
 
-    Raises CheckpointError naming tensors that are missing, left over, of another shape, or not finite in the target
-    dtype.
+    Nothing is read but what the parameters hold. Raises CheckpointError naming tensors that are missing, left over, of
+    another shape, or not finite in the target dtype.
     """
-    parameters = dict(model.named_parameters())  # a tied weight is listed once
-    unfilled = set(parameters)
+    weights = _weights(model)
+    unfilled = set(weights)
     linked = checkpoint.manifest().linked
-    device = next(iter(parameters.values())).device
+    device = next(iter(weights.values()))[0].device
     with ExitStack() as stack:
         fill = _fill_from_map
         if device.type == "cuda":
             fill = stack.enter_context(DeviceReader(device)).fill
         for path in checkpoint.weight_files():
-            _load_file(path, linked.get(path.name), parameters, unfilled, fill)
+            _load_file(path, linked.get(path.name), weights, unfilled, fill)
     if unfilled:
         raise CheckpointError(f"The checkpoint lacks {_some(unfilled)}: convert the model again.")
-    return _num_bytes(parameters)
+    return _num_bytes(weights)
 
 
-def fill_with_noise(model: nn.Module) -> int:
-    """Random weights (normal, standard deviation 0.02, norms 1) instead of a checkpoint's; returns their bytes."""
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        if name.endswith("norm.weight"):
-            parameter.data.fill_(1.0)
-        else:
-            parameter.data.normal_(0.0, 0.02)
-    return _num_bytes(parameters)
+def fill_with_noise(model: nn.Module, rank: int = 0) -> int:
+    """Random weights (normal, standard deviation 0.02, norms 1) instead of a checkpoint's; returns their bytes.
+
+    What all ranks hold is the same on all of them.
+    """
+    weights = _weights(model)
+    for name, each in weights.items():
+        for weight in each:
+            if name.endswith("norm.weight"):
+                weight.data.fill_(1.0)
+            else:
+                seed = zlib.crc32(name.encode()) + (0 if weight.is_whole else rank << 32)
+                weight.data.normal_(0.0, 0.02, generator=torch.Generator(weight.device).manual_seed(seed))
+    return _num_bytes(weights)
 
 
-def _num_bytes(parameters: dict[str, nn.Parameter]) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+def _weights(model: nn.Module) -> Weights:
+    weights: defaultdict[str, list[Weight]] = defaultdict(list)
+    for name, parameter in model.named_parameters():  # a tied weight is listed once
+        assert isinstance(parameter, Weight)
+        module, _, own_name = name.rpartition(".")
+        weights[f"{module}.{parameter.stored_as or own_name}".removeprefix(".")].append(parameter)
+    return weights
+
+
+def _num_bytes(weights: Weights) -> int:
+    return sum(weight.numel() * weight.element_size() for each in weights.values() for weight in each)
 
 
 def _load_file(
     path: Path,
     linked: dict[str, str] | None,
-    parameters: dict[str, nn.Parameter],
+    weights: Weights,
     unfilled: set[str],
-    fill: Callable[[Path, Mapping[str, Tensor]], None],
+    fill: Callable[[Path, Sequence[Wanted]], None],
 ) -> None:
     """Take every tensor of the file, or those that `linked` lists with the weights they are."""
-    wanted: dict[str, Tensor] = {}
+    wanted: list[Wanted] = []
     cast: list[str] = []
     try:
         with safe_open(path, framework="pt") as file:
             for stored, name in (linked or {key: key for key in file.keys()}).items():  # noqa: SIM118 - no dict
                 if name not in unfilled:
-                    reason = "is there twice" if name in parameters else "belongs to no parameter of the model"
+                    reason = "is there twice" if name in weights else "belongs to no parameter of the model"
                     raise CheckpointError(f"Tensor {name} of {path.name} {reason}: convert the model again.")
                 entry = file.get_slice(stored)
-                _check_shape(name, parameters[name], entry.get_shape())
-                wanted[stored] = parameters[name].data
-                if DTYPES.get(entry.get_dtype()) != parameters[name].dtype:
+                for weight in weights[name]:
+                    _check_shape(name, weight, entry.get_shape())
+                    if weight.is_padded:
+                        weight.data.zero_()
+                    wanted += [Wanted(stored, piece.source, piece.target) for piece in weight.pieces()]
+                if DTYPES.get(entry.get_dtype()) != weights[name][0].dtype:
                     cast.append(name)
                 unfilled.remove(name)
         fill(path, wanted)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path.name} cannot be read ({error}): convert the model again.") from None
     for name in cast:
-        _check_finite(name, parameters[name])
+        for weight in weights[name]:
+            _check_finite(name, weight)
 
 
-def _fill_from_map(path: Path, wanted: Mapping[str, Tensor]) -> None:
+def _fill_from_map(path: Path, wanted: Sequence[Wanted]) -> None:
     with safe_open(path, framework="pt") as file:
-        for stored, target in wanted.items():
-            target.copy_(file.get_tensor(stored))
+        for stored, source, target in wanted:
+            target.copy_(file.get_slice(stored)[source])
 
 
-def _check_shape(name: str, parameter: nn.Parameter, shape: list[int]) -> None:
-    if list(parameter.shape) != shape:
+def _check_shape(name: str, weight: Weight, shape: list[int]) -> None:
+    if list(weight.whole_shape) != shape:
         raise CheckpointError(
-            f"Tensor {name} has shape {shape}, the model needs {list(parameter.shape)}: convert again."
+            f"Tensor {name} has shape {shape}, the model needs {list(weight.whole_shape)}: convert again."
         )
 
 
-def _check_finite(name: str, parameter: nn.Parameter) -> None:
-    if not bool(torch.isfinite(parameter).all()):
+def _check_finite(name: str, weight: Weight) -> None:
+    if not bool(torch.isfinite(weight).all()):
         raise CheckpointError(
-            f"Tensor {name} does not fit into {str(parameter.dtype).removeprefix('torch.')} (it becomes infinite): "
+            f"Tensor {name} does not fit into {str(weight.dtype).removeprefix('torch.')} (it becomes infinite): "
             f"serve the model as bfloat16 or float32."
         )
 

@@ -56,6 +56,7 @@ def _lay_out_kernel(
     each = tl.program_id(0) * PER_PROGRAM + tl.arange(0, PER_PROGRAM)
     valid = each < num_rows
     ids = tl.load(ids_ptr + each, mask=valid, other=0)
+    valid = valid & (ids < NUM_EXPERTS)  # others have their weights elsewhere
     ranks = tl.load(ranks_ptr + each, mask=valid, other=0)
     tl.store(rows_ptr + _pick(starts, experts, ids) * BLOCK_ROWS + ranks, each, mask=valid)
 

@@ -26,7 +26,7 @@ class Routing(NamedTuple):
     weights: Tensor  # [num_tokens, num_choices] float32
     ids: Tensor  # [num_tokens, num_choices] int32
     ranks: Tensor  # [num_tokens, num_choices] int32, among the choices of the same expert
-    counts: Tensor  # [num_experts + num_shared] int32, choices of each expert
+    counts: Tensor  # [num_experts + num_shared] int32, choices of each expert that is here
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -104,6 +104,8 @@ def _choose_kernel(
     GROUPS_PER_TOKEN: tl.constexpr,
     TOP_K: tl.constexpr,
     NUM_SHARED: tl.constexpr,
+    FIRST: tl.constexpr,
+    NUM_HERE: tl.constexpr,
     NORMALIZES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
@@ -139,6 +141,11 @@ def _choose_kernel(
     weights = tl.where(choices < TOP_K, weights, 1.0)
 
     chosen = valid_tokens[:, None] & (choices < TOP_K)
+    if NUM_HERE < NUM_EXPERTS:
+        is_here = (ids >= FIRST) & (ids < FIRST + NUM_HERE)
+        ids = tl.where(is_here, ids - FIRST, NUM_HERE + NUM_SHARED)
+        ids = tl.where(choices < TOP_K, ids, NUM_HERE - TOP_K + choices)
+        chosen = chosen & is_here
     ranks = tl.atomic_add(counts_ptr + ids, 1, mask=chosen, sem="relaxed")
     ranks = tl.where(choices < TOP_K, ranks, tokens[:, None])  # every token goes to a shared expert
     if NUM_SHARED > 0:
@@ -160,6 +167,7 @@ def route(
     groups_per_token: int,
     scaling_factor: float,
     normalizes: bool,
+    routed: range | None = None,
 ) -> Routing:
     """Which experts each token goes to.
 
@@ -167,9 +175,12 @@ def route(
     `num_groups` equal groups; of a token's scores only the `groups_per_token` groups with the highest score count.
     Weights are the scores of the `top_k` best experts, times `scaling_factor`, or with `normalizes` (and more than one
     expert) divided by their sum instead. Shared experts num_experts, num_experts + 1, … follow with weight 1.
-    DeepSeek-AI 2024 (DeepSeek-V2), section 2.2, as released.
+    DeepSeek-AI 2024 (DeepSeek-V2), section 2.2, as released. With `routed`, the experts that are here, ids are counted
+    from the first of them, the shared experts' follow, and experts that are elsewhere have the id after those.
     """
     (num_tokens, num_ins), num_experts = x.shape, router.shape[0]
+    routed = range(num_experts) if routed is None else routed
+    num_counts = len(routed) + num_shared
     require(router.shape[1] == num_ins, "router is [num_experts, hidden] for x [num_tokens, hidden]")
     require(x.stride(1) == router.stride(1) == 1, "rows are contiguous")
     require(num_experts % num_groups == 0, "groups of experts are equal")
@@ -178,7 +189,7 @@ def route(
     piece_len = triton.cdiv(triton.cdiv(num_ins, NUM_PIECES), block_ins) * block_ins
     block_experts = max(16, triton.next_power_of_2(num_experts))
     scores = torch.empty(NUM_PIECES, num_tokens, num_experts, dtype=torch.float32, device=x.device)
-    counts = torch.empty(num_experts + num_shared, dtype=torch.int32, device=x.device)
+    counts = torch.empty(num_counts, dtype=torch.int32, device=x.device)
     _scores_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), NUM_PIECES)](
         x,
         router,
@@ -190,10 +201,10 @@ def route(
         x.stride(0),
         router.stride(0),
         NUM_EXPERTS=num_experts,
-        NUM_COUNTS=num_experts + num_shared,
+        NUM_COUNTS=num_counts,
         BLOCK_TOKENS=BLOCK_TOKENS,
         BLOCK_EXPERTS=block_experts,
-        BLOCK_COUNTS=triton.next_power_of_2(num_experts + num_shared),
+        BLOCK_COUNTS=triton.next_power_of_2(num_counts),
         BLOCK_INS=block_ins,
         num_warps=4,
     )
@@ -213,6 +224,8 @@ def route(
         GROUPS_PER_TOKEN=groups_per_token,
         TOP_K=top_k,
         NUM_SHARED=num_shared,
+        FIRST=routed.start,
+        NUM_HERE=len(routed),
         NORMALIZES=normalizes and top_k > 1,
         BLOCK_TOKENS=1,
         BLOCK_EXPERTS=block_experts,

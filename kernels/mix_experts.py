@@ -25,13 +25,25 @@ class Tiles(NamedTuple):
 
 
 @triton.jit
-def _sum_choices_kernel(x_ptr, out_ptr, size, out_stride, NUM_CHOICES: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_choices_kernel(
+    x_ptr,
+    ids_ptr,
+    out_ptr,
+    size,
+    out_stride,
+    NUM_CHOICES: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    ALL_HERE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for choice in tl.static_range(NUM_CHOICES):
-        x = tl.load(x_ptr + (token * NUM_CHOICES + choice) * size + columns, mask=mask, other=0.0)
+        row = token * NUM_CHOICES + choice
+        is_here = ALL_HERE or tl.load(ids_ptr + row) < NUM_EXPERTS
+        x = tl.load(x_ptr + row * size + columns, mask=mask & is_here, other=0.0)
         total += x.to(tl.float32)
     tl.store(out_ptr + token * out_stride + columns, total.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -46,24 +58,38 @@ def mix_experts(
     groups_per_token: int,
     scaling_factor: float,
     normalizes: bool,
+    routed: range | None = None,
     fixed_order: bool = False,
 ) -> Tensor:
     """The weighted sum of the gated MLPs that each token is routed to, and of the shared ones, like x.
 
-    x [num_tokens, hidden], router [num_experts, hidden]; gate_up [num_experts + num_shared, 2 * intermediate, hidden] =
-    gate rows, then up rows; down [num_experts + num_shared, hidden, intermediate]; the rest as for `route`. With
+    x [num_tokens, hidden], router [num_experts, hidden]; gate_up [num_routed + num_shared, 2 * intermediate, hidden] =
+    gate rows, then up rows; down [num_routed + num_shared, hidden, intermediate]; the rest as for `route`. `routed` are
+    the experts whose weights these are, None all of them: what a token gets of others is left out of its sum. With
     `fixed_order` a token's bits do not depend on the other tokens, nor on how many there are.
     """
-    num_shared = gate_up.shape[0] - router.shape[0]
-    routing = route(x, router, top_k, num_shared, num_groups, groups_per_token, scaling_factor, normalizes)
+    num_experts = router.shape[0]
+    routed = range(num_experts) if routed is None else routed
+    num_shared = gate_up.shape[0] - len(routed)
+    routing = route(x, router, top_k, num_shared, num_groups, groups_per_token, scaling_factor, normalizes, routed)
     num_choices = top_k + num_shared
-    tiles = FIXED_TILES if fixed_order else pick_tiles(x.shape[0], num_choices, gate_up, x.device)
+    share = len(routed) / num_experts
+    tiles = FIXED_TILES if fixed_order else pick_tiles(x.shape[0], num_choices, gate_up, x.device, share)
     blocks = lay_out(routing, tiles.block_rows)
     hidden = gate_and_up(x, gate_up, blocks, num_choices, tiles.gate_up)
     parts = weighted_down(hidden, down, routing.weights, blocks, tiles.down)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _sum_choices_kernel[(x.shape[0], triton.cdiv(x.shape[1], BLOCK_COLUMNS))](
-        parts, out, x.shape[1], out.stride(0), NUM_CHOICES=num_choices, BLOCK=BLOCK_COLUMNS, num_warps=4
+        parts,
+        routing.ids,
+        out,
+        x.shape[1],
+        out.stride(0),
+        NUM_CHOICES=num_choices,
+        NUM_EXPERTS=gate_up.shape[0],
+        ALL_HERE=len(routed) == num_experts,
+        BLOCK=BLOCK_COLUMNS,
+        num_warps=4,
     )
     return out
 
@@ -71,8 +97,11 @@ def mix_experts(
 FIXED_TILES = Tiles(32, Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
 
 
-def pick_tiles(num_tokens: int, num_choices: int, gate_up: Tensor, device: torch.device) -> Tiles:
-    """By how many tokens there are, and what was measured for them or for the next larger power of two."""
+def pick_tiles(num_tokens: int, num_choices: int, gate_up: Tensor, device: torch.device, share: float = 1.0) -> Tiles:
+    """By how many tokens there are, and what was measured for them or for the next larger power of two.
+
+    `share` of the choices are of experts that are here.
+    """
     num_experts, num_rows, hidden = gate_up.shape
     element_size = gate_up.element_size()
     key = tile_key(num_tokens, num_choices, num_experts, num_rows // 2, hidden, element_size)
@@ -80,7 +109,7 @@ def pick_tiles(num_tokens: int, num_choices: int, gate_up: Tensor, device: torch
         return tiles_of(measured)
     if element_size > 2:  # float32, without tensor cores
         return Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
-    rows_per_expert = num_tokens * num_choices / num_experts
+    rows_per_expert = share * num_tokens * num_choices / num_experts
     if rows_per_expert <= 16:
         return Tiles(16, Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))
     if rows_per_expert <= 64:

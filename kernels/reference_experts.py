@@ -39,6 +39,13 @@ def route(
     return torch.cat((weights, torch.ones_like(shared, dtype=torch.float32)), dim=1), ids
 
 
+def place_choices(ids: Tensor, routed: range, num_experts: int, num_shared: int) -> Tensor:
+    """Where a choice's weights stand: the `routed` experts first, then the shared ones; past them what is elsewhere."""
+    is_shared, is_here = ids >= num_experts, (ids >= routed.start) & (ids < routed.stop)
+    elsewhere = torch.where(is_shared, ids - num_experts + len(routed), len(routed) + num_shared)
+    return torch.where(is_here, ids - routed.start, elsewhere)
+
+
 def mix_experts(
     x: Tensor,
     router: Tensor,
@@ -49,20 +56,24 @@ def mix_experts(
     groups_per_token: int,
     scaling_factor: float,
     normalizes: bool,
+    routed: range | None = None,
     fixed_order: bool = False,
 ) -> Tensor:
     """The weighted sum of the gated MLPs that each token is routed to, and of the shared ones, like x.
 
-    x [num_tokens, hidden], router [num_experts, hidden]; gate_up [num_experts + num_shared, 2 * intermediate, hidden] =
-    gate rows, then up rows; down [num_experts + num_shared, hidden, intermediate]; the rest as for `route`. The order
+    x [num_tokens, hidden], router [num_experts, hidden]; gate_up [num_routed + num_shared, 2 * intermediate, hidden] =
+    gate rows, then up rows; down [num_routed + num_shared, hidden, intermediate]; the rest as for `route`. `routed` are
+    the experts whose weights these are, None all of them: what a token gets of others is left out of its sum. The order
     of additions is the library's here, whatever `fixed_order` says.
     """
-    num_shared = gate_up.shape[0] - router.shape[0]
+    routed = range(router.shape[0]) if routed is None else routed
+    num_shared = gate_up.shape[0] - len(routed)
     weights, ids = route(x, router, top_k, num_shared, num_groups, groups_per_token, scaling_factor, normalizes)
+    ids = place_choices(ids, routed, router.shape[0], num_shared)
     order = ids.flatten().argsort(stable=True)
-    y = x.new_empty(ids.numel(), x.shape[1])
-    rows_of = torch.split(order, torch.bincount(ids.flatten(), minlength=gate_up.shape[0]).tolist())
-    for expert, rows in enumerate(rows_of):
+    y = x.new_zeros(ids.numel(), x.shape[1])
+    rows_of = torch.split(order, torch.bincount(ids.flatten(), minlength=gate_up.shape[0] + 1).tolist())
+    for expert, rows in enumerate(rows_of[:-1]):
         if rows.numel():
             gate, up = F.linear(x[rows // ids.shape[1]], gate_up[expert]).chunk(2, dim=-1)
             y[rows] = F.linear(F.silu(gate) * up, down[expert])

@@ -127,6 +127,7 @@ class Kernels(Protocol):
         groups_per_token: int,
         scaling_factor: float,
         normalizes: bool,
+        routed: range | None = None,
         fixed_order: bool = False,
     ) -> Tensor: ...
 

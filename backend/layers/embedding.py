@@ -1,16 +1,24 @@
 """Token embedding."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limpet.backend.layers.weight import Weight
+from limpet.backend.ranks.group import RankGroup
+
 
 class Embedding(nn.Module):
-    """ids [num_tokens] -> [num_tokens, hidden]."""
+    """ids [num_tokens] -> [num_tokens, hidden]; each rank has its part of the vocabulary."""
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, ranks: RankGroup, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self._ranks = ranks
+        self._ids = ranks.padded_part(vocab_size)
+        self.weight = Weight(vocab_size, hidden_size, parts={0: [self._ids]})
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        if self._ranks.size == 1:
+            return F.embedding(ids, self.weight)
+        others = (ids < self._ids.start) | (ids >= self._ids.stop)
+        x = F.embedding((ids - self._ids.start).masked_fill_(others, 0), self.weight)
+        return self._ranks.all_reduce(x.masked_fill_(others.unsqueeze(1), 0))

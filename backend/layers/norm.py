@@ -1,9 +1,9 @@
 """Root-mean-square norm."""
 
-import torch
 from torch import Tensor, nn
 
 from limpet.backend.layers.device_kernels import kernels_for
+from limpet.backend.layers.weight import Weight
 
 
 class RMSNorm(nn.Module):
@@ -11,7 +11,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.weight = Weight(size)
         self.eps = eps
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """DeepSeek-V2 and V2-Lite: latent attention, and mixtures of experts after some leading dense layers."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from limpet.backend.attention_metadata import AttentionMetadata
@@ -9,13 +10,15 @@ from limpet.backend.checkpoint import ExpertsConfig, LatentAttentionConfig, Mode
 from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.device_kernels import kernels_for
 from limpet.backend.layers.embedding import Embedding
-from limpet.backend.layers.experts import MixtureOfExperts
+from limpet.backend.layers.experts import ExpertParts, MixtureOfExperts
 from limpet.backend.layers.latent_attention import LatentAttention
 from limpet.backend.layers.latent_context import LatentStep
-from limpet.backend.layers.linear import Linear
+from limpet.backend.layers.linear import Linear, RowParallelLinear, gate_up_proj
 from limpet.backend.layers.norm import RMSNorm
 from limpet.backend.layers.rotary import Rotary, softmax_factor
+from limpet.backend.layers.weight import Weight
 from limpet.backend.models.causal_lm import CausalLM
+from limpet.backend.ranks.group import RankGroup
 
 LATENT_NORM_EPS = 1e-6  # whatever rms_norm_eps says: the released code's default
 
@@ -32,33 +35,59 @@ class DecoderLayer(nn.Module):
         latent: LatentAttentionConfig,
         experts: ExpertsConfig | None,
         attention: LatentAttention,
+        ranks: RankGroup,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        hidden, num_queries = config.hidden_size, config.num_heads * config.head_dim
-        self.split_sizes = (latent.q_lora_rank or num_queries, latent.row_dim)
+        self.ranks, hidden = ranks, config.hidden_size
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.q_kv_a_proj = Linear(hidden, sum(self.split_sizes))
-        self.q_a_norm = self.q_b_proj = None
-        if latent.q_lora_rank is not None:
-            self.q_a_norm = RMSNorm(latent.q_lora_rank, LATENT_NORM_EPS)
-            self.q_b_proj = Linear(latent.q_lora_rank, num_queries)
-        self.kv_a_norm = RMSNorm(latent.kv_lora_rank, LATENT_NORM_EPS)
-        self.w_uk = _weight(config.num_heads, latent.qk_nope_head_dim, latent.kv_lora_rank)
-        self.w_uv = _weight(config.num_heads, latent.v_head_dim, latent.kv_lora_rank)
-        self.attention = attention
-        self.o_proj = Linear(config.num_heads * latent.v_head_dim, hidden)
+        self._add_attention(config, latent, attention)
         self.post_attention_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.mixture = None
+        self.mixture: MixtureOfExperts | None = None
+        self.shared_gate_up: Weight | None = None
+        self.shared_down: Weight | None = None
         if experts is None:
-            self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size)
-            self.down_proj = Linear(config.intermediate_size, hidden)
+            self.gate_up_proj = gate_up_proj(ranks, hidden, config.intermediate_size)
+            self.down_proj = RowParallelLinear(ranks, config.intermediate_size, hidden)
         else:
-            self.mixture = MixtureOfExperts(experts)
-            num_all = experts.num_experts + experts.num_shared_experts
-            self.router = _weight(experts.num_experts, hidden)
-            self.experts_gate_up = _weight(num_all, 2 * experts.intermediate_size, hidden)
-            self.experts_down = _weight(num_all, hidden, experts.intermediate_size)
+            self._add_experts(hidden, experts)
+
+    def _add_attention(self, config: ModelConfig, latent: LatentAttentionConfig, attention: LatentAttention) -> None:
+        """Latents are the same on all ranks, and what is made of them has this rank's heads."""
+        hidden, num_queries, self.head_dim = config.hidden_size, config.num_heads * config.head_dim, config.head_dim
+        heads, queries = {0: [self.ranks.part(config.num_heads)]}, self.ranks.part(num_queries)
+        self.q_a_norm = self.q_b_proj = None
+        if latent.q_lora_rank is None:
+            self.split_sizes = (len(queries), latent.row_dim)
+            rows = [queries, range(num_queries, num_queries + latent.row_dim)]
+            self.q_kv_a_proj = Linear(hidden, num_queries + latent.row_dim, outs=rows)
+        else:
+            self.split_sizes = (latent.q_lora_rank, latent.row_dim)
+            self.q_kv_a_proj = Linear(hidden, sum(self.split_sizes))
+            self.q_a_norm = RMSNorm(latent.q_lora_rank, LATENT_NORM_EPS)
+            self.q_b_proj = Linear(latent.q_lora_rank, num_queries, outs=[queries])
+        self.kv_a_norm = RMSNorm(latent.kv_lora_rank, LATENT_NORM_EPS)
+        self.w_uk = Weight(config.num_heads, latent.qk_nope_head_dim, latent.kv_lora_rank, parts=heads)
+        self.w_uv = Weight(config.num_heads, latent.v_head_dim, latent.kv_lora_rank, parts=heads)
+        self.attention = attention
+        self.o_proj = RowParallelLinear(self.ranks, config.num_heads * latent.v_head_dim, hidden)
+
+    def _add_experts(self, hidden: int, experts: ExpertsConfig) -> None:
+        parts = ExpertParts.of(experts, self.ranks)
+        num_all, intermediate = experts.num_experts + experts.num_shared_experts, experts.intermediate_size
+        self.mixture = MixtureOfExperts(experts, parts.routed)
+        self.router = Weight(experts.num_experts, hidden)
+        stacked = {0: [parts.routed, parts.shared]}
+        self.experts_gate_up = Weight(num_all, 2 * intermediate, hidden, parts=stacked)
+        self.experts_down = Weight(num_all, hidden, intermediate, parts=stacked)
+        if parts.split is not None:
+            expert, columns = [parts.split.expert], parts.split.columns
+            gate_and_up = [columns, range(intermediate + columns.start, intermediate + columns.stop)]
+            self.shared_gate_up = Weight(
+                num_all, 2 * intermediate, hidden, parts={0: expert, 1: gate_and_up}, stored_as="experts_gate_up"
+            )
+            self.shared_down = Weight(
+                num_all, hidden, intermediate, parts={0: expert, 2: [columns]}, stored_as="experts_down"
+            )
 
     def forward(self, x: Tensor, residual: Tensor, angles: Angles, cache: LayerCache, plan: LatentStep) -> Tensor:
         """x [num_tokens, hidden] is added to `residual` in place; returns what the next norm adds to it."""
@@ -70,7 +99,7 @@ class DecoderLayer(nn.Module):
         q, rows = self.q_kv_a_proj(x).split(self.split_sizes, dim=1)
         if self.q_a_norm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_norm(q))
-        q = q.unflatten(1, (self.num_heads, self.head_dim))
+        q = q.unflatten(1, (-1, self.head_dim))
         norm = self.kv_a_norm
         kernels_for(x.device).store_latents(rows, norm.weight, norm.eps, *angles, latent_cache, plan.step.slots)
         out = self.attention(
@@ -81,11 +110,13 @@ class DecoderLayer(nn.Module):
 
     def _mlp(self, x: Tensor) -> Tensor:
         y: Tensor
-        if self.mixture is not None:
-            y = self.mixture(x, self.router, self.experts_gate_up, self.experts_down)
-        else:
+        if self.mixture is None:
             y = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
-        return y
+            return y
+        y = self.mixture(x, self.router, self.experts_gate_up, self.experts_down)
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            y += F.linear(silu_and_mul(F.linear(x, self.shared_gate_up[0])), self.shared_down[0])
+        return self.ranks.all_reduce(y)
 
 
 class DeepseekV2ForCausalLM(CausalLM):
@@ -93,20 +124,21 @@ class DeepseekV2ForCausalLM(CausalLM):
 
     captures_prefills = True
 
-    def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, session_len: int, device: torch.device, ranks: RankGroup) -> None:
         super().__init__()
+        self.ranks, self.vocab_size = ranks, config.vocab_size
         latent, experts = config.latent_attention, config.experts
         assert latent is not None
         self.cache_layout = CacheLayout(config.num_layers, 1, (latent.row_dim,))
         self.attention = LatentAttention(latent, config.head_dim**-0.5 * softmax_factor(config.rope_scaling))
         num_dense = experts.num_dense_layers if experts is not None else config.num_layers
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(ranks, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, latent, experts if layer >= num_dense else None, self.attention)
+            DecoderLayer(config, latent, experts if layer >= num_dense else None, self.attention, ranks)
             for layer in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, outs=[ranks.padded_part(config.vocab_size)])
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config, session_len, device)
@@ -121,7 +153,3 @@ class DeepseekV2ForCausalLM(CausalLM):
             x = layer(x, residual, angles, cache, plan)
         hidden: Tensor = self.norm(x, residual)
         return hidden
-
-
-def _weight(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape), requires_grad=False)

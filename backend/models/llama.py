@@ -9,10 +9,11 @@ from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.attention import PagedAttention
 from limpet.backend.layers.embedding import Embedding
-from limpet.backend.layers.linear import Linear
+from limpet.backend.layers.linear import Linear, RowParallelLinear, gate_up_proj
 from limpet.backend.layers.norm import RMSNorm
 from limpet.backend.layers.rotary import Rotary
 from limpet.backend.models.causal_lm import CausalLM
+from limpet.backend.ranks.group import RankGroup
 
 LayerCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, block_size, num_kv_heads, head_dim]
 Angles = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, head_dim / 2]
@@ -21,20 +22,20 @@ Angles = tuple[Tensor, Tensor]  # cos, sin: [num_tokens, head_dim / 2]
 class DecoderLayer(nn.Module):
     """Grouped-query attention and a gated MLP, each behind a norm; parameter names are the checkpoint's."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: RankGroup) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        num_rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        hidden, eps, self.head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
+        heads, kv_heads = ranks.part(config.num_heads), ranks.part_or_shared(config.num_kv_heads)
+        self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
         self.input_norm = RMSNorm(hidden, eps)
-        self.qkv_proj = Linear(hidden, num_rows, bias=config.qkv_bias)
+        self.qkv_proj = _qkv_proj(config, heads, kv_heads)
         self.q_norm = RMSNorm(self.head_dim, eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps) if config.qk_norm else None
         self.paged_attention = PagedAttention(self.head_dim**-0.5)
-        self.o_proj = Linear(self.num_heads * self.head_dim, hidden, bias=config.o_bias)
+        self.o_proj = RowParallelLinear(ranks, config.num_heads * self.head_dim, hidden, bias=config.o_bias)
         self.post_attention_norm = RMSNorm(hidden, eps)
-        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.gate_up_proj = gate_up_proj(ranks, hidden, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = RowParallelLinear(ranks, config.intermediate_size, hidden, bias=config.mlp_bias)
 
     def forward(
         self, x: Tensor, residual: Tensor, angles: Angles, cache: LayerCache, step: AttentionMetadata
@@ -63,13 +64,15 @@ class LlamaForCausalLM(CausalLM):
 
     captures_prefills = True
 
-    def __init__(self, config: ModelConfig, session_len: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, session_len: int, device: torch.device, ranks: RankGroup) -> None:
         super().__init__()
-        self.cache_layout = CacheLayout(config.num_layers, 2, (config.num_kv_heads, config.head_dim))
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.ranks, self.vocab_size = ranks, config.vocab_size
+        num_kv_heads = len(ranks.part_or_shared(config.num_kv_heads))
+        self.cache_layout = CacheLayout(config.num_layers, 2, (num_kv_heads, config.head_dim))
+        self.embed_tokens = Embedding(ranks, config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, ranks) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, outs=[ranks.padded_part(config.vocab_size)])
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config, session_len, device)
@@ -83,3 +86,16 @@ class LlamaForCausalLM(CausalLM):
             x = layer(x, residual, angles, cache, step)
         hidden: Tensor = self.norm(x, residual)
         return hidden
+
+
+def _qkv_proj(config: ModelConfig, heads: range, kv_heads: range) -> Linear:
+    """The rows of these heads."""
+    num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+    wanted = (
+        heads,
+        range(num_heads + kv_heads.start, num_heads + kv_heads.stop),
+        range(num_heads + num_kv_heads + kv_heads.start, num_heads + num_kv_heads + kv_heads.stop),
+    )
+    rows = [range(part.start * config.head_dim, part.stop * config.head_dim) for part in wanted]
+    num_rows = (num_heads + 2 * num_kv_heads) * config.head_dim
+    return Linear(config.hidden_size, num_rows, bias=config.qkv_bias, outs=rows)

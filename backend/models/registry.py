@@ -9,17 +9,20 @@ from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.models.deepseek_v2 import DeepseekV2ForCausalLM
 from limpet.backend.models.llama import LlamaForCausalLM
+from limpet.backend.ranks.group import ALONE, RankGroup
 
-MODELS: dict[str, Callable[[ModelConfig, int, torch.device], CausalLM]] = {
+MODELS: dict[str, Callable[[ModelConfig, int, torch.device, RankGroup], CausalLM]] = {
     "llama": LlamaForCausalLM,
     "deepseek_v2": DeepseekV2ForCausalLM,
 }
 
 
-def build_model(config: ModelConfig, session_len: int, device: torch.device, dtype: torch.dtype) -> CausalLM:
-    """The model with uninitialised weights of `dtype` on `device`."""
+def build_model(
+    config: ModelConfig, session_len: int, device: torch.device, dtype: torch.dtype, ranks: RankGroup = ALONE
+) -> CausalLM:
+    """The model, or this rank's part of it, with uninitialised weights of `dtype` on `device`."""
     with device, _default_dtype(dtype):
-        return MODELS[config.architecture](config, session_len, device)
+        return MODELS[config.architecture](config, session_len, device, ranks)
 
 
 @contextmanager

@@ -110,6 +110,24 @@ def test_all_tokens_to_the_same_experts(kernels: ModuleType, dtype: torch.dtype,
     check_mixture(kernels, router, 40, 1, 48, dtype, device)
 
 
+@both
+def test_parts_of_the_experts_add_up_to_the_whole(
+    kernels: ModuleType, dtype: torch.dtype, device: torch.device
+) -> None:
+    """As several ranks have them: one of three parts, in which nobody's choice is, has a shared expert."""
+    generator = torch.Generator().manual_seed(6)
+    router = random(generator, 9, 64, dtype=dtype, device=device)
+    x = random(generator, 17, 64, dtype=dtype, device=device)
+    gate_up = random(generator, 10, 2 * 44, 64, dtype=dtype, device=device) / 8
+    down = random(generator, 10, 64, 44, dtype=dtype, device=device) / 7
+    weights, ids = kernels.route(x, router, 3, 1, 1, 1, 1.5, False)[:2]
+    total = torch.zeros(17, 64, device=device)
+    for routed, shared in ((range(4), []), (range(4, 9), []), (range(9, 9), [9])):
+        held = [*routed, *shared]
+        total += kernels.mix_experts(x, router, gate_up[held], down[held], 3, 1, 1, 1.5, False, routed=routed).float()
+    assert_close("sum", total.to(dtype), naive_mixture(x, gate_up, down, weights, ids), dtype)
+
+
 @pytest.mark.gpu
 @both
 @pytest.mark.parametrize("num_tokens", [1, 16, 100, 1000, 5000])
