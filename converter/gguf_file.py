@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,26 @@ _MAGIC = b"GGUF"
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
+class _Place(NamedTuple):
+    """Where a tensor's bytes are."""
+
+    path: Path
+    kind: GGMLQuantizationType
+    offset: int
+    num_bytes: int
+
+
 class GGUFFile:
-    """Metadata by key, and tensors in float32; raises ConversionError if a file is damaged or a part is missing."""
+    """Metadata by key, and tensors in float32; raises ConversionError if a file is damaged or a part is missing.
+
+    A stack of matrices, such as experts are stored in, is listed as its members: NAME[0], NAME[1], …
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata: Mapping[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        self._entries: dict[str, tuple[Path, Any]] = {}  # with the file that holds the tensor
+        self._places: dict[str, _Place] = {}
         for number, part in enumerate(_part_paths(path)):
             metadata, entries = _read_header(part)
             if number == 0:
@@ -42,23 +54,22 @@ class GGUFFile:
     def main_type(self) -> str:
         """The name of the type in which most bytes are stored."""
         sizes: dict[str, int] = {}
-        for _, entry in self._entries.values():
-            kind = entry.tensor_type.name
-            sizes[kind] = sizes.get(kind, 0) + int(entry.n_bytes)
+        for place in self._places.values():
+            kind = place.kind.name
+            sizes[kind] = sizes.get(kind, 0) + place.num_bytes
         return max(sizes, key=lambda kind: sizes[kind])
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor's values in float32, row-major as in Hugging Face files."""
-        path, entry = self._entries[name]
-        shape = self.tensors[name].shape
+        place, shape = self._places[name], self.tensors[name].shape
         # Read, not mapped: a mapped file would count as this process's memory while the whole of it is converted.
-        raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
-        block, block_bytes = GGML_QUANT_SIZES[entry.tensor_type]
+        raw = np.fromfile(place.path, dtype=np.uint8, count=place.num_bytes, offset=place.offset)
+        block, block_bytes = GGML_QUANT_SIZES[place.kind]
         rows = raw.reshape(*shape[:-1], shape[-1] // block * block_bytes)
         try:
-            values = dequantize(rows, entry.tensor_type)
+            values = dequantize(rows, place.kind)
         except NotImplementedError:
-            kind = GGMLQuantizationType(entry.tensor_type).name
+            kind = place.kind.name
             raise ConversionError(f"Tensor {name} has type {kind}, which the gguf library cannot dequantise.") from None
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(shape)
 
@@ -70,8 +81,17 @@ class GGUFFile:
             raise ConversionError(f"{path.name} is cut short: it ends before tensor {entry.name} does.")
         # GGUF lists the fastest dimension first.
         shape = tuple(int(size) for size in reversed(entry.shape))
-        self.tensors[entry.name] = TensorInfo(shape, torch.float32)
-        self._entries[entry.name] = (path, entry)
+        if len(shape) < 3:
+            self._list(entry.name, shape, _Place(path, entry.tensor_type, int(entry.data_offset), int(entry.n_bytes)))
+            return
+        member_bytes = int(entry.n_bytes) // shape[0]
+        for index in range(shape[0]):
+            offset = int(entry.data_offset) + index * member_bytes
+            self._list(f"{entry.name}[{index}]", shape[1:], _Place(path, entry.tensor_type, offset, member_bytes))
+
+    def _list(self, name: str, shape: tuple[int, ...], place: "_Place") -> None:
+        self.tensors[name] = TensorInfo(shape, torch.float32)
+        self._places[name] = place
 
 
 def _part_paths(path: Path) -> list[Path]:

@@ -1,27 +1,30 @@
 """Opening a GGUF file as a source: architecture numbers from its metadata."""
 
-import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from limpet.backend.checkpoint import ModelConfig, RopeScaling
 from limpet.converter.errors import ConversionError
+from limpet.converter.gguf_deepseek import complete_gguf_deepseek, deepseek_layout
 from limpet.converter.gguf_file import GGUFFile
+from limpet.converter.gguf_numbers import GGUFNumbers
 from limpet.converter.gguf_tokenizer import read_gguf_tokenizer
 from limpet.converter.layouts import GGUF_HALF_SPLIT, GGUF_INTERLEAVED
 from limpet.converter.rope import context_limit, llama3_divisors
+from limpet.converter.rules import Layout
 from limpet.converter.source import Source
 
+DEEPSEEK = "deepseek2"
 # llama.cpp stores q and k rows interleaved for the architectures whose rotary embedding it applies to pairs (2i, 2i+1).
-_LAYOUTS = {
-    "llama": GGUF_INTERLEAVED,
-    "internlm2": GGUF_INTERLEAVED,
-    "qwen2": GGUF_HALF_SPLIT,
-    "qwen3": GGUF_HALF_SPLIT,
+_LAYOUTS: dict[str, Callable[[GGUFFile, ModelConfig], Layout]] = {
+    "llama": lambda file, config: GGUF_INTERLEAVED,
+    "internlm2": lambda file, config: GGUF_INTERLEAVED,
+    "qwen2": lambda file, config: GGUF_HALF_SPLIT,
+    "qwen3": lambda file, config: GGUF_HALF_SPLIT,
+    DEEPSEEK: deepseek_layout,
 }
 
 
@@ -36,7 +39,8 @@ def open_gguf(path: Path) -> Source:
     tokenizer = read_gguf_tokenizer(file.metadata)
     config = _GGUFConfig(file, architecture).model_config()
     kind = f"GGUF file, {file.main_type()}"
-    return Source(kind, re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), config, _LAYOUTS[architecture], file, tokenizer)
+    name, layout = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), _LAYOUTS[architecture](file, config)
+    return Source(kind, name, config, layout, file, tokenizer)
 
 
 class _GGUFConfig:
@@ -45,53 +49,44 @@ class _GGUFConfig:
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self._file = file
         self._architecture = architecture
+        self._numbers = GGUFNumbers(file, architecture)
 
     def model_config(self) -> ModelConfig:
-        self._refuse_unsupported()
+        if self._architecture != DEEPSEEK:
+            self._refuse_unsupported()
         tensors = self._file.tensors
         scaling = self._rope_scaling()
-        return ModelConfig(
+        config = ModelConfig(
             architecture="llama",
             source_architecture=self._architecture,
-            hidden_size=self._int("embedding_length"),
-            num_layers=self._int("block_count"),
-            num_heads=self._int("attention.head_count"),
-            num_kv_heads=self._int("attention.head_count_kv", self._int("attention.head_count")),
+            hidden_size=self._numbers.integer("embedding_length"),
+            num_layers=self._numbers.integer("block_count"),
+            num_heads=self._numbers.integer("attention.head_count"),
+            num_kv_heads=self._numbers.integer(
+                "attention.head_count_kv", self._numbers.integer("attention.head_count")
+            ),
             head_dim=self._head_dim(),
-            intermediate_size=self._int("feed_forward_length"),
+            intermediate_size=self._numbers.integer("feed_forward_length"),
             vocab_size=self._vocab_size(),
-            max_position_embeddings=context_limit(self._int("context_length"), scaling),
-            rms_norm_eps=self._float("attention.layer_norm_rms_epsilon", 1e-5),
-            rope_theta=self._float("rope.freq_base", 10000.0),
+            max_position_embeddings=context_limit(self._numbers.integer("context_length"), scaling),
+            rms_norm_eps=self._numbers.positive("attention.layer_norm_rms_epsilon", 1e-5),
+            rope_theta=self._numbers.positive("rope.freq_base", 10000.0),
             rope_scaling=scaling,
             tie_word_embeddings="output.weight" not in tensors,
             qkv_bias="blk.0.attn_q.bias" in tensors,
             o_bias="blk.0.attn_output.bias" in tensors,
             mlp_bias="blk.0.ffn_gate.bias" in tensors,
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
-            sliding_window=self._int("attention.sliding_window", 0) or None,
+            sliding_window=self._numbers.integer("attention.sliding_window", 0) or None,
             bos_token_id=self._file.metadata.get("tokenizer.ggml.bos_token_id"),  # read_gguf_tokenizer has checked it
         )
-
-    def _int(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if not isinstance(value, int) or not (default == 0 or 0 < value < 1 << 31):
-            raise ConversionError(f"The GGUF file's {key} is {value!r}; one positive integer is needed.")
-        return value
-
-    def _float(self, key: str, default: float) -> float:
-        value = self._value(key, default)
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ConversionError(f"The GGUF file's {key} is {value!r}; a positive number is needed.")
-        # Stored as float32: the shortest decimal that rounds to it is what the model's authors wrote.
-        return float(str(np.float32(value)))
-
-    def _value(self, key: str, default: float | None) -> Any:
-        full = f"{self._architecture}.{key}"
-        return self._file.require(full) if default is None else self._file.metadata.get(full, default)
+        return complete_gguf_deepseek(self._numbers, config) if self._architecture == DEEPSEEK else config
 
     def _head_dim(self) -> int:
-        return self._int("attention.key_length", self._int("embedding_length") // self._int("attention.head_count"))
+        return self._numbers.integer(
+            "attention.key_length",
+            self._numbers.integer("embedding_length") // self._numbers.integer("attention.head_count"),
+        )
 
     def _vocab_size(self) -> int:
         if "token_embd.weight" not in self._file.tensors:
@@ -99,20 +94,20 @@ class _GGUFConfig:
         return self._file.tensors["token_embd.weight"].shape[0]
 
     def _refuse_unsupported(self) -> None:
-        if self._int("expert_count", 0) > 0:
+        if self._numbers.integer("expert_count", 0) > 0:
             raise ConversionError(
                 "The GGUF file is a mixture of experts, which is not supported for this architecture."
             )
         head_dim = self._head_dim()
         for key in ("rope.dimension_count", "attention.value_length"):
-            if self._int(key, head_dim) != head_dim:
+            if self._numbers.integer(key, head_dim) != head_dim:
                 raise ConversionError(f"The GGUF file's {key} differs from the head size {head_dim}: not supported.")
 
     def _rope_scaling(self) -> RopeScaling | None:
         kind = self._file.metadata.get(f"{self._architecture}.rope.scaling.type", "none")
         if "rope_freqs.weight" in self._file.tensors:
             return self._llama3_scaling()
-        old_linear_factor = self._float("rope.scale_linear", 1.0)  # before there was rope.scaling.type
+        old_linear_factor = self._numbers.positive("rope.scale_linear", 1.0)  # before there was rope.scaling.type
         if kind == "none" and old_linear_factor != 1.0:
             kind = "linear"
         if kind == "none":
@@ -122,17 +117,18 @@ class _GGUFConfig:
         self._refuse_yarn_changes()
         return RopeScaling(
             rope_type=kind,
-            factor=self._float("rope.scaling.factor", old_linear_factor),
-            original_max_position_embeddings=self._int(
-                "rope.scaling.original_context_length", self._int("context_length")
+            factor=self._numbers.positive("rope.scaling.factor", old_linear_factor),
+            original_max_position_embeddings=self._numbers.integer(
+                "rope.scaling.original_context_length", self._numbers.integer("context_length")
             ),
-            beta_fast=self._float("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=self._float("rope.scaling.yarn_beta_slow", 1.0),
+            beta_fast=self._numbers.positive("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=self._numbers.positive("rope.scaling.yarn_beta_slow", 1.0),
         )
 
     def _refuse_yarn_changes(self) -> None:
         """Raises ConversionError for a factor that changes YaRN in a way of llama.cpp's own."""
-        for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
+        names = ["attn_factor", "yarn_attn_factor", "yarn_ext_factor"]
+        for name in names if self._architecture == DEEPSEEK else [*names, "yarn_log_multiplier"]:
             key = f"rope.scaling.{name}"
             value = self._file.metadata.get(f"{self._architecture}.{key}", 1.0)
             if value != 1.0:
@@ -151,7 +147,7 @@ class _GGUFConfig:
             high_freq_factor=4.0,
             original_max_position_embeddings=8192,
         )
-        expected = llama3_divisors(scaling, self._float("rope.freq_base", 10000.0), self._head_dim())
+        expected = llama3_divisors(scaling, self._numbers.positive("rope.freq_base", 10000.0), self._head_dim())
         if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
             raise ConversionError("The GGUF file's rope_freqs.weight is not Llama 3's rope scaling: not supported.")
         return scaling

@@ -102,7 +102,7 @@ def write_gguf(
     elif tokenizer is not None:
         _add_byte_level(writer, tokenizer)
     else:
-        _add_tiny_tokenizer(writer, leave_out)
+        add_tiny_tokenizer(writer, leave_out)
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
             _add_tensor(writer, name, tensor, model, architecture, quantisation)
@@ -129,7 +129,7 @@ def _llama3_divisors(config: Any) -> np.ndarray:
     return (plain / frequencies).numpy().astype(np.float32)
 
 
-def _add_tiny_tokenizer(writer: gguf.GGUFWriter, leave_out: tuple[str, ...]) -> None:
+def add_tiny_tokenizer(writer: gguf.GGUFWriter, leave_out: tuple[str, ...]) -> None:
     tokens = [*SPECIAL_TOKENS, *byte_characters().values()]
     kinds = [gguf.TokenType.CONTROL] * len(SPECIAL_TOKENS) + [gguf.TokenType.NORMAL] * 256
     if "tokenizer" not in leave_out:
