@@ -13,8 +13,8 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench_cudagraph
 
-from benchmarks.model_shapes import SHAPES
 from limpet.backend.checkpoint import ExpertsConfig
+from limpet.benchmarks.model_shapes import SHAPES
 from limpet.kernels.expert_blocks import lay_out
 from limpet.kernels.expert_routing import Routing, route
 from limpet.kernels.grouped_matmul import Tile, gate_and_up, weighted_down
@@ -24,14 +24,30 @@ MODELS = ("deepseek-v2-lite",)
 TOKENS = [1 << power for power in range(MAX_TUNED_TOKENS.bit_length())]
 # Of each size of blocks: outputs, inputs, warps, stages.
 GATE_UP: dict[int, list[Tile]] = {
-    16: [Tile(32, 128, 4, 3), Tile(32, 128, 4, 5), Tile(32, 256, 4, 3), Tile(64, 64, 4, 4), Tile(64, 128, 4, 3)],
-    32: [Tile(32, 128, 4, 4), Tile(64, 64, 4, 4), Tile(64, 128, 4, 3), Tile(128, 64, 4, 3)],
-    64: [Tile(64, 64, 4, 4), Tile(64, 128, 4, 3), Tile(128, 64, 4, 3), Tile(128, 64, 8, 4)],
+    16: [
+        Tile(16, 256, 4, 4),
+        Tile(32, 128, 4, 4),
+        Tile(32, 128, 4, 5),
+        Tile(32, 256, 4, 3),
+        Tile(64, 64, 4, 5),
+        Tile(64, 128, 4, 3),
+        Tile(64, 128, 4, 4),
+    ],
+    32: [Tile(32, 128, 4, 4), Tile(64, 64, 4, 4), Tile(64, 128, 4, 3), Tile(64, 128, 8, 4), Tile(128, 64, 8, 4)],
+    64: [Tile(64, 64, 4, 4), Tile(64, 128, 4, 3), Tile(128, 64, 4, 3), Tile(128, 64, 8, 4), Tile(128, 64, 4, 4)],
     128: [Tile(64, 64, 4, 4), Tile(64, 64, 8, 4), Tile(128, 64, 8, 3), Tile(128, 64, 8, 4)],
 }
 DOWN: dict[int, list[Tile]] = {
-    16: [Tile(32, 128, 4, 5), Tile(64, 64, 4, 5), Tile(64, 128, 4, 3), Tile(64, 128, 4, 4), Tile(128, 64, 4, 4)],
-    32: [Tile(64, 64, 4, 4), Tile(64, 128, 4, 3), Tile(128, 64, 4, 4), Tile(128, 128, 4, 3)],
+    16: [
+        Tile(16, 256, 4, 4),
+        Tile(32, 128, 4, 5),
+        Tile(32, 256, 4, 3),
+        Tile(64, 64, 4, 5),
+        Tile(64, 128, 4, 3),
+        Tile(64, 128, 4, 4),
+        Tile(128, 64, 4, 4),
+    ],
+    32: [Tile(64, 64, 4, 5), Tile(64, 128, 4, 4), Tile(128, 64, 4, 4), Tile(128, 128, 4, 3), Tile(128, 64, 8, 5)],
     64: [Tile(64, 64, 4, 4), Tile(128, 64, 4, 4), Tile(128, 128, 8, 3), Tile(256, 64, 8, 3)],
     128: [Tile(128, 64, 4, 4), Tile(128, 64, 8, 3), Tile(128, 64, 8, 4), Tile(256, 64, 8, 3)],
 }
@@ -92,9 +108,9 @@ def _best(load: Load, key: str) -> list[int]:
 
 
 def _useful_block_rows(load: Load) -> list[int]:
-    """Blocks of up to four times the rows that an expert has on average."""
+    """Blocks of about the rows that an expert has on average."""
     average = load.routing.ids.numel() / load.gate_up.shape[0]
-    return [rows for rows in GATE_UP if rows <= max(16, 4 * average) and rows >= min(128, average / 8)]
+    return [rows for rows in GATE_UP if min(128, average / 4) <= rows <= max(16, 3 * average)]
 
 
 def _candidates() -> Iterator[tuple[str, str, int, Tile]]:
@@ -148,6 +164,6 @@ def _sizes(load: Load) -> tuple[int, int, int]:
 
 def _time_us(run: Callable[[], Tensor]) -> float:
     try:
-        return 1e3 * float(do_bench_cudagraph(run, rep=10, return_mode="median"))
+        return 1e3 * float(do_bench_cudagraph(run, rep=5, return_mode="median"))
     except OutOfResources:
         return float("inf")

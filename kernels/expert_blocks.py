@@ -4,6 +4,7 @@ An expert's choices fill as many blocks as they need; the last of them may be pa
 bounded by shapes alone, so that a captured CUDA graph stays right: blocks past the last used one have no rows.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -90,6 +91,19 @@ def lay_out(routing: Routing, block_rows: int) -> ExpertBlocks:
         num_warps=4,
     )
     return ExpertBlocks(rows, experts, counts, block_rows)
+
+
+def one_token_blocks(routing: Routing, block_rows: int) -> ExpertBlocks:
+    """The same for a single token whose experts are all here: a block for each choice, and nothing to launch."""
+    rows, counts = _one_row_each(routing.ids.numel(), block_rows, routing.ids.device)
+    return ExpertBlocks(rows, routing.ids.flatten(), counts, block_rows)
+
+
+@cache
+def _one_row_each(num_blocks: int, block_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and counts of blocks that hold one row each, in order."""
+    each = torch.arange(num_blocks, dtype=torch.int32, device=device)
+    return each.repeat_interleave(block_rows), torch.ones_like(each)
 
 
 def bound_blocks(num_rows: int, num_experts: int, block_rows: int) -> int:

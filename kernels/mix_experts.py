@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from limpet.kernels.expert_blocks import lay_out
+from limpet.kernels.expert_blocks import lay_out, one_token_blocks
 from limpet.kernels.expert_routing import route
 from limpet.kernels.grouped_matmul import Tile, gate_and_up, weighted_down
 from limpet.kernels.tuned_tables import tuned
@@ -75,7 +75,9 @@ def mix_experts(
     num_choices = top_k + num_shared
     share = len(routed) / num_experts
     tiles = FIXED_TILES if fixed_order else pick_tiles(x.shape[0], num_choices, gate_up, x.device, share)
-    blocks = lay_out(routing, tiles.block_rows)
+    all_here = len(routed) == num_experts
+    arrange = one_token_blocks if x.shape[0] == 1 and all_here else lay_out
+    blocks = arrange(routing, tiles.block_rows)
     hidden = gate_and_up(x, gate_up, blocks, num_choices, tiles.gate_up)
     parts = weighted_down(hidden, down, routing.weights, blocks, tiles.down)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -87,7 +89,7 @@ def mix_experts(
         out.stride(0),
         NUM_CHOICES=num_choices,
         NUM_EXPERTS=gate_up.shape[0],
-        ALL_HERE=len(routed) == num_experts,
+        ALL_HERE=all_here,
         BLOCK=BLOCK_COLUMNS,
         num_warps=4,
     )
