@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.floor import copy_rate, step_bytes
-from benchmarks.model_shapes import SHAPES, write_shape
-from benchmarks.workload import uniform
 from limpet.backend.config import EngineConfig
 from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
+from limpet.benchmarks.floor import copy_rate, step_bytes
+from limpet.benchmarks.model_shapes import SHAPES, write_shape
+from limpet.benchmarks.workload import uniform
 
 WARM_STEPS, STEPS = 20, 20
 NAME_WIDTH = 90

@@ -6,8 +6,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Protocol
 
-from benchmarks.timing import Run
-from benchmarks.workload import Request
+from limpet.benchmarks.timing import Run
+from limpet.benchmarks.workload import Request
 
 
 class Runner(Protocol):

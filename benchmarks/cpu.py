@@ -21,16 +21,16 @@ import torch
 import transformers
 from rich.progress import track
 
-from benchmarks import result
-from benchmarks.child_command import Finished, Server, run_command, serve
-from benchmarks.contender import Contender, Runner
-from benchmarks.engine_runner import EngineRunner
-from benchmarks.grpc_runner import GrpcRunner
-from benchmarks.result import Result
-from benchmarks.table import write_page
-from benchmarks.timing import Run, with_figures
-from benchmarks.transformers_runner import TransformersRunner
-from benchmarks.workload import digest, uniform
+from limpet.benchmarks import result
+from limpet.benchmarks.child_command import Finished, Server, run_command, serve
+from limpet.benchmarks.contender import Contender, Runner
+from limpet.benchmarks.engine_runner import EngineRunner
+from limpet.benchmarks.grpc_runner import GrpcRunner
+from limpet.benchmarks.result import Result
+from limpet.benchmarks.table import write_page
+from limpet.benchmarks.timing import Run, with_figures
+from limpet.benchmarks.transformers_runner import TransformersRunner
+from limpet.benchmarks.workload import digest, uniform
 
 VOCAB_SIZE = 49152
 BLOCK_SIZE = 64

@@ -6,13 +6,13 @@ from typing import Literal
 
 import torch
 
-from benchmarks.timing import Answer, Run
-from benchmarks.workload import Request
 from limpet.backend.config import EngineConfig
 from limpet.backend.core import SequenceOutput
 from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
+from limpet.benchmarks.timing import Answer, Run
+from limpet.benchmarks.workload import Request
 
 
 class EngineRunner:

@@ -18,7 +18,7 @@ def step_bytes(config: ModelConfig, batch: int, kv_len: int, itemsize: int = 2) 
     """
     shapes = target_shapes(config)
     unread = 0 if config.tie_word_embeddings else prod(shapes["embed_tokens.weight"])
-    elements = sum(prod(shape) for shape in shapes.values()) - unread
+    elements: float = sum(prod(shape) for shape in shapes.values()) - unread
     if config.experts is not None:
         stacked = sum(prod(shape) for name, shape in shapes.items() if ".experts_" in name)
         num_routed, num_all = config.experts.num_experts, config.experts.num_experts + config.experts.num_shared_experts
@@ -33,9 +33,9 @@ def step_bytes(config: ModelConfig, batch: int, kv_len: int, itemsize: int = 2) 
 def copy_rate() -> float:
     """Bytes a second that a large copy reads and writes."""
     source, target = (torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
-    times = []
+    times: list[float] = []
     for _ in range(6):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         target.copy_(source)
         end.record()

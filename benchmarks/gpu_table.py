@@ -4,9 +4,9 @@ import msgspec
 from rich.box import MARKDOWN
 from rich.table import Table
 
-from benchmarks import result
-from benchmarks.markdown_table import render
-from benchmarks.result import RESULTS, Result
+from limpet.benchmarks import result
+from limpet.benchmarks.markdown_table import render
+from limpet.benchmarks.result import RESULTS, Result
 
 PEERS = RESULTS / "peers-nvidia-h200.jsonl"
 HEAD = """\

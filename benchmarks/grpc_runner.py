@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
-from benchmarks.timing import Answer, Run
-from benchmarks.workload import Request
+from limpet.benchmarks.timing import Answer, Run
+from limpet.benchmarks.workload import Request
 from limpet.client import Client
 
 MAX_PROCESSES = 4

@@ -6,10 +6,10 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import result
-from benchmarks.gpu_table import gpu_sections
-from benchmarks.markdown_table import render
-from benchmarks.result import RESULTS, Result
+from limpet.benchmarks import result
+from limpet.benchmarks.gpu_table import gpu_sections
+from limpet.benchmarks.markdown_table import render
+from limpet.benchmarks.result import RESULTS, Result
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """\

@@ -7,7 +7,7 @@ from statistics import mean, median
 import msgspec
 import numpy as np
 
-from benchmarks.result import Result
+from limpet.benchmarks.result import Result
 
 
 @dataclass

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from benchmarks.timing import Answer, Run
-from benchmarks.workload import Request
+from limpet.benchmarks.timing import Answer, Run
+from limpet.benchmarks.workload import Request
 
 
 class TransformersRunner:

@@ -22,9 +22,9 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench_cudagraph
 
-from benchmarks.tune_experts import tune_experts
-from benchmarks.tune_latent import tune_latent
-from benchmarks.tune_linear import tune_linear
+from limpet.benchmarks.tune_experts import tune_experts
+from limpet.benchmarks.tune_latent import tune_latent
+from limpet.benchmarks.tune_linear import tune_linear
 from limpet.kernels import decode_attention, prefill_attention
 from limpet.kernels.tuned_tables import table_path
 

@@ -6,6 +6,7 @@ A candidate is timed as a CUDA graph that goes through so many weights that none
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -13,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.model_shapes import SHAPES
 from limpet.backend.checkpoint import ModelConfig
+from limpet.benchmarks.model_shapes import SHAPES
 from limpet.kernels.linear import ROW_CLASSES, Tile, few_rows_key, launch
 
 MODELS = ("llama-2-7b", "llama-2-13b", "llama-3-8b", "deepseek-v2-lite")
@@ -55,7 +56,7 @@ def tune_linear(processes: ProcessPoolExecutor) -> dict[str, list[int]]:
         weights = torch.randn(1 + RING_BYTES // (2 * num_outs * num_ins), num_outs, num_ins, device="cuda").bfloat16()
         for rows in ROW_CLASSES:
             x = torch.randn(rows, num_ins, dtype=torch.bfloat16, device="cuda")
-            cublas_us = _time_us(lambda weight, x=x: F.linear(x, weight), weights)
+            cublas_us = _time_us(partial(F.linear, x), weights)
             times = {each: _candidate_us(each, x, weights) for each in _candidates(rows, num_outs, num_ins)}
             best = min(times, key=lambda each: times[each])
             rate = 2e-3 * num_outs * num_ins / times[best]
@@ -122,9 +123,9 @@ def _time_us(product: Callable[[Tensor], Tensor], weights: Tensor) -> float:
     with torch.cuda.graph(graph):
         for weight in weights:
             product(weight)
-    times = []
+    times: list[float] = []
     for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
         end.record()

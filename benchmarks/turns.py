@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from benchmarks import result
-from benchmarks.result import Result
-from benchmarks.table import write_page
-from benchmarks.workload import digest, uniform
 from limpet.backend.config import EngineConfig
 from limpet.backend.core import Sequence
 from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
 from limpet.backend.sessions import SessionTable
+from limpet.benchmarks import result
+from limpet.benchmarks.result import Result
+from limpet.benchmarks.table import write_page
+from limpet.benchmarks.workload import digest, uniform
 
 ANSWER_TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.workload import digest, sharegpt, totals, uniform
+from limpet.benchmarks.workload import digest, sharegpt, totals, uniform
 
 
 @pytest.mark.parametrize(("vocab_size", "expected"), [(100_000, "76e3f70e0487"), (32_000, "b8cee58839de")])
