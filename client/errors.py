@@ -38,6 +38,10 @@ class SessionBusy(Unavailable):
     """Another turn of this session is still running."""
 
 
+class QueueFull(Unavailable):
+    """As many requests wait as may wait."""
+
+
 class Cancelled(LimpetError):
     """The request was cancelled before its end: by `close`, by a lost client, or by the server."""
 
@@ -69,6 +73,7 @@ _CODED = re.compile(rf"^(?:\[request id: [^\]]*\] )?\[({'|'.join(_BY_CODE)})\] (
 _PHRASES: tuple[tuple[str, type[LimpetError]], ...] = (
     ("session not found", SessionNotFound),
     ("session busy", SessionBusy),
+    ("the queue is full", QueueFull),
 )
 # On a stream Triton passes on an error's text and not its code, so Limpet writes the code into the text; Triton's own
 # errors can be told apart only by their wording.

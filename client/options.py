@@ -28,6 +28,8 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     response_format: Mapping[str, Any] | None
+    structured_outputs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
     lora_name: str | None
     request_priority: int | None
     timeout_ms: int | None

@@ -33,6 +33,11 @@ def webui() -> int:
     return _run("limpet.webui.cli", extra="webui")
 
 
+def api() -> int:
+    """limpet-api."""
+    return _run("limpet.client.api.cli", extra="api")
+
+
 def ready() -> int:
     """limpet-ready."""
     return _run("limpet.client.ready")

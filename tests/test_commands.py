@@ -10,6 +10,7 @@ import pytest
 
 # For each command a library that it imports early, and one that it imports late.
 LIBRARIES = {
+    "limpet-api": ("grpc", "fastapi.routing"),
     "limpet-chat": ("grpc", "tritonclient.grpc"),
     "limpet-convert": ("torch", "transformers"),
     "limpet-ready": ("grpc", "tritonclient.grpc"),

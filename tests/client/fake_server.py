@@ -71,8 +71,12 @@ def data(
     num_cached: int = 0,
     num_dropped: int = 0,
     session_tokens: int | None = None,
+    **logprobs: Any,
 ) -> Response:
-    """A data response as the front end sends it; with `finish` it is the final one."""
+    """A data response as the front end sends it; with `finish` it is the final one.
+
+    `logprobs` and `prompt_logprobs` are what stands in the outputs of these names.
+    """
     ids = tuple(range(len(text))) if ids is None else ids
     response = Response()
     inner = response.infer_response
@@ -86,6 +90,8 @@ def data(
         counts["num_dropped_turns"] = num_dropped
     for name, count in counts.items():
         _add(inner, name, "UINT32", np.array([count], "<u4").tobytes())
+    for name, listed in logprobs.items():
+        _add(inner, name, "BYTES", _string(json.dumps(listed)))
     inner.parameters["triton_final_response"].bool_param = finish is not None
     return response
 
