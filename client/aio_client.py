@@ -162,6 +162,14 @@ class AsyncClient:
         forked = await self.admin("sessions", action="fork", session_id=session_id, new_session_id=new_id)
         return str(forked["session"]["session_id"])
 
+    async def tokenize(self, text: str | None = None, *, messages: Messages | None = None) -> list[int]:
+        """The ids of the prompt that `generate` makes of a text, or `chat` of messages."""
+        return list((await self.admin("tokenize", model=await self.model(), text=text, messages=messages))["ids"])
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids as answers show it, without special tokens."""
+        return str((await self.admin("detokenize", model=await self.model(), ids=list(ids)))["text"])
+
     async def ready(self) -> bool:
         """Whether the server answers requests now; never raises."""
         return await self.why_not_ready() is None

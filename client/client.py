@@ -159,6 +159,14 @@ class Client:
         forked = self.admin("sessions", action="fork", session_id=session_id, new_session_id=new_id)
         return str(forked["session"]["session_id"])
 
+    def tokenize(self, text: str | None = None, *, messages: Messages | None = None) -> list[int]:
+        """The ids of the prompt that `generate` makes of a text, or `chat` of messages."""
+        return list(self.admin("tokenize", model=self.model, text=text, messages=messages)["ids"])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids as answers show it, without special tokens."""
+        return str(self.admin("detokenize", model=self.model, ids=list(ids))["text"])
+
     def ready(self) -> bool:
         """Whether the server answers requests now; never raises."""
         return self.why_not_ready() is None

@@ -37,9 +37,10 @@ def loaded_models(index: pb.RepositoryIndexResponse) -> list[str]:
 
 
 def speaks_contract(config: pb.ModelConfigResponse) -> bool:
-    """Whether a model takes this client's tensors: `messages`, and no batch dimension (an alias may have one)."""
+    """Whether a model takes this client's tensors and streams: aliases may have a batch dimension, or one response."""
     names = {each.name for each in config.config.input}
-    return bool(config.config.max_batch_size == 0) and {"text_input", "messages"} <= names
+    is_plain = config.config.max_batch_size == 0 and config.config.model_transaction_policy.decoupled
+    return bool(is_plain) and {"text_input", "messages"} <= names
 
 
 def only_model(names: list[str], address: str) -> str:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from limpet.backend.config import ConfigError, EngineConfig, parse_parameters
+from limpet.converter.aliases import KINDS
 from limpet.converter.built_in_templates import NAMES
 from limpet.converter.engine_settings import describe
 from limpet.converter.plan import Options
@@ -48,6 +49,7 @@ def parse_arguments(argv: list[str] | None) -> Options | Path:
         force=arguments.force,
         link=arguments.link,
         dry_run=arguments.dry_run,
+        aliases=tuple(arguments.alias),
     )
 
 
@@ -80,6 +82,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="hard-link the checkpoint's safetensors for the weights that need no change (do not edit them afterwards: "
         "--check would notice); the others are written",
+    )
+    parser.add_argument(
+        "--alias",
+        metavar="KIND[=NAME]",
+        action="append",
+        default=[],
+        help=f"add another Triton model in front of the same engine, for other clients: {', '.join(KINDS)}; may be "
+        "given several times",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be written, and write nothing")
     parser.add_argument("--check", metavar="DIR", help="verify a converted model (or all of a workspace) instead")

@@ -7,6 +7,7 @@ from importlib.metadata import version
 import msgspec
 
 from limpet.backend.checkpoint import FORMAT_VERSION, CheckpointDir, FileEntry, Manifest
+from limpet.converter.aliases import write_alias
 from limpet.converter.errors import ConversionError
 from limpet.converter.links import link_files, link_name
 from limpet.converter.plan import Plan
@@ -34,6 +35,8 @@ def convert(plan: Plan, progress: Progress) -> Manifest:
             linked={link_name(path): _link_names(steps) for path, steps in plan.linked.items()},
         )
         checkpoint.manifest_path.write_bytes(_pretty(manifest))
+    for alias in plan.aliases:
+        write_alias(plan.target.parent, alias, plan.name)
     add_admin_model(plan.target.parent)
     return manifest
 

@@ -10,6 +10,7 @@ import torch
 
 from limpet.backend.checkpoint import DType, ModelConfig, TokenizerConfig
 from limpet.backend.config import EngineConfig
+from limpet.converter.aliases import Alias, parse_aliases, require_free_alias
 from limpet.converter.built_in_templates import with_template
 from limpet.converter.chat_template import is_append_only
 from limpet.converter.errors import ConversionError
@@ -34,6 +35,7 @@ class Options:
     force: bool = False
     link: bool = False
     dry_run: bool = False
+    aliases: tuple[str, ...] = ()  # KIND or KIND=NAME
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Plan:
     workspace: Path
     name: str
     warnings: tuple[str, ...]
+    aliases: tuple[Alias, ...] = ()
 
     @property
     def target(self) -> Path:
@@ -90,6 +93,7 @@ def make_plan(options: Options) -> Plan:
     linked, written = split_linkable(steps, source.store, config) if options.link else ({}, steps)
     engine, window_warnings = _settle_session_len(options.engine, config)
     tokenizer_config, template_warnings = _try_template(source)
+    name = model_name(options.name or source.name)
     plan = Plan(
         source=source,
         config=config,
@@ -98,10 +102,13 @@ def make_plan(options: Options) -> Plan:
         linked=linked,
         shards=plan_shards(written, torch_dtype(config)),
         workspace=options.workspace,
-        name=model_name(options.name or source.name),
+        name=name,
         warnings=(*source.warnings, *window_warnings, *template_warnings),
+        aliases=parse_aliases(options.aliases, name),
     )
     require_free(plan.target, options.force or options.dry_run)
+    for alias in plan.aliases:
+        require_free_alias(plan.target.parent, alias, name)
     return plan
 
 

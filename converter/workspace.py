@@ -5,7 +5,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import limpet.model_repository
 from limpet.backend.config import EngineConfig
@@ -13,8 +15,30 @@ from limpet.converter.engine_settings import render_parameters
 from limpet.converter.errors import ConversionError
 
 # A namespace package: importlib.resources stumbles over the extra path entry of an editable install.
-_TEMPLATES = next(path for path in map(Path, limpet.model_repository.__path__) if path.is_dir())
+TEMPLATES = next(path for path in map(Path, limpet.model_repository.__path__) if path.is_dir())
 ADMIN = "limpet_admin"
+_NO_BATCH = """\
+# Of Triton, not of the engine: 0 means that tensors have no batch dimension. The engine's own limit of requests that
+# run at once is the parameter max_batch_size below.
+max_batch_size: 0"""
+_BATCH_OF_ONE = """\
+# Of Triton, not of the engine: every tensor has a batch dimension in front, of size 1.
+max_batch_size: 1"""
+_DECOUPLED = """\
+# Every response is a delta of one stream; exactly one comes where `stream` is false.
+model_transaction_policy { decoupled: true }"""
+_NOT_DECOUPLED = """\
+# Exactly one response to each request: `stream` is refused, and the infer calls of HTTP and gRPC work.
+model_transaction_policy { decoupled: false }"""
+
+
+@dataclass(frozen=True)
+class Face:
+    """How a model looks to Triton: its tensors' rank, whether it streams, the type of max_tokens and its like."""
+
+    is_batched: bool = False
+    is_decoupled: bool = True
+    count_type: Literal["TYPE_INT32", "TYPE_UINT32"] = "TYPE_INT32"
 
 
 def repository_of(workspace: Path) -> Path:
@@ -64,11 +88,24 @@ def _put(building: Path, target: Path, replaced: Path) -> None:
 
 def write_model_files(folder: Path, name: str, engine: EngineConfig) -> None:
     """config.pbtxt and model.py of a converted model."""
-    template = (_TEMPLATES / "model" / "config.pbtxt.in").read_text("utf-8")
-    text = template.replace("{{name}}", name).replace("{{parameters}}", render_parameters(engine))
-    (folder / "config.pbtxt").write_text(text, "utf-8")
+    (folder / "config.pbtxt").write_text(render_config(name, Face(), render_parameters(engine)), "utf-8")
     (folder / "1").mkdir(exist_ok=True)
-    shutil.copyfile(_TEMPLATES / "model" / "model.py", folder / "1" / "model.py")
+    shutil.copyfile(TEMPLATES / "model" / "model.py", folder / "1" / "model.py")
+
+
+def render_config(name: str, face: Face, parameters: str) -> str:
+    """The text of config.pbtxt; `parameters` are its blocks of that name."""
+    text = (TEMPLATES / "model" / "config.pbtxt.in").read_text("utf-8")
+    values = {
+        "name": name,
+        "batching": _BATCH_OF_ONE if face.is_batched else _NO_BATCH,
+        "transaction_policy": _DECOUPLED if face.is_decoupled else _NOT_DECOUPLED,
+        "count_type": face.count_type,
+        "parameters": parameters,
+    }
+    for key, value in values.items():
+        text = text.replace(f"{{{{{key}}}}}", value)
+    return text
 
 
 def add_admin_model(repository: Path) -> None:
@@ -76,4 +113,4 @@ def add_admin_model(repository: Path) -> None:
     if not (repository / ADMIN).exists():
         with published(repository / ADMIN) as folder:
             ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(_TEMPLATES / ADMIN, folder, ignore=ignore, dirs_exist_ok=True)
+            shutil.copytree(TEMPLATES / ADMIN, folder, ignore=ignore, dirs_exist_ok=True)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from limpet.backend.checkpoint import CheckpointDir
+from limpet.backend.config import ALIAS_OF, read_parameters
 from limpet.backend.front_end.errors import RequestError, coded_text
 from limpet.backend.front_end.metrics_publisher import MetricsPublisher
 from limpet.backend.front_end.model import prepare_process, shm_region
+from limpet.backend.front_end.text_ops import TEXT_OPS, TextOps
 from limpet.backend.link.admin_links import AdminLinks
 from limpet.backend.link.messages import AdminReply, Failed, Hello
 from limpet.backend.link.ownership import EngineRuntime, OwnershipError
 
 _STATUS_TIMEOUT_S = 0.9  # a probe waits one second
 _TIMEOUT_S = 10.0
+_NUM_WORKERS = 4
 _OPS_FOR_ALL = ("status", "drain")  # without a model they go to every engine
 _logger = logging.getLogger(__name__)
 
@@ -29,21 +33,28 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         prepare_process()
+        self._workers = ThreadPoolExecutor(_NUM_WORKERS, "limpet-admin")
         hello = Hello(front_end=args["model_instance_name"], pid=os.getpid(), role="admin", shm_region=shm_region())
         self._administration = Administration(Path(args["model_repository"]).parent, os.getppid(), hello)
         self._publisher = MetricsPublisher(self._administration.metrics)
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        return [self._answer(request) for request in requests]
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Answers come from the workers: an operation that takes long does not hold up `status`."""
+        for request in requests:
+            source = pb_utils.get_input_tensor_by_name(request, "request").as_numpy().reshape(-1)[0]
+            self._workers.submit(self._respond, source, request.get_response_sender())
 
     def finalize(self) -> None:
         """Called once, when the server stops."""
+        self._workers.shutdown()
         self._publisher.stop()
         self._administration.stop()
 
-    def _answer(self, request: Any) -> Any:
+    def _respond(self, source: bytes, sender: Any) -> None:
+        sender.send(self._answer(source), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _answer(self, source: bytes) -> Any:
         try:
-            source = pb_utils.get_input_tensor_by_name(request, "request").as_numpy().reshape(-1)[0]
             answer = json.dumps(self._administration.run(source), ensure_ascii=False).encode()
             tensor = pb_utils.Tensor("response", np.array([answer], dtype=np.object_))
             return pb_utils.InferenceResponse(output_tensors=[tensor])
@@ -67,6 +78,7 @@ class Administration:
         self._repository = repository
         self._server_pid = server_pid
         self._runtimes: dict[Path, EngineRuntime] = {}
+        self._text_ops: dict[str, TextOps] = {}
         self._links = AdminLinks(hello)
         self._links.connect(self._engines())
 
@@ -81,11 +93,12 @@ class Administration:
         if not isinstance(op, str):
             raise RequestError('The request needs an op, such as {"op": "status"}.')
         engines = self._engines()
-        if model is not None and model not in list(engines):
-            raise RequestError(f"There is no model {model!r}; known are {', '.join(engines)}.", "NOT_FOUND")
+        model = self._own_name(model, engines)
         if model is None and len(engines) != 1 and op not in _OPS_FOR_ALL:
             raise RequestError(f"op {op} needs a model: one of {', '.join(engines)}.")
         chosen = engines if model is None else {model: engines[model]}
+        if op in TEXT_OPS:
+            return self._texts(next(iter(chosen))).run(op, request)
         timeout_s = _STATUS_TIMEOUT_S if op == "status" else _TIMEOUT_S
         answers = self._links.call(chosen, op, json.dumps(request), timeout_s)
         if op == "status":
@@ -97,6 +110,21 @@ class Administration:
     def metrics(self) -> Mapping[str, AdminReply | Failed]:
         """Every engine's answer to op `metrics`."""
         return self._links.call(self._engines(), "metrics", "{}", _STATUS_TIMEOUT_S)
+
+    def _own_name(self, model: Any, engines: Mapping[str, EngineRuntime]) -> str | None:
+        """The name of a model with an engine: an alias stands for the one that it names."""
+        if model is None or (isinstance(model, str) and model in engines):
+            return model
+        if isinstance(model, str) and (self._repository / Path(model).name / "config.pbtxt").is_file():
+            target = read_parameters(self._repository / Path(model).name).get(ALIAS_OF)
+            if target in engines:
+                return target
+        raise RequestError(f"There is no model {model!r}; known are {', '.join(engines)}.", "NOT_FOUND")
+
+    def _texts(self, model: str) -> TextOps:
+        if model not in self._text_ops:
+            self._text_ops[model] = TextOps(self._repository / model)
+        return self._text_ops[model]
 
     def _engines(self) -> dict[str, EngineRuntime]:
         folders = sorted(self._repository.iterdir())

@@ -28,7 +28,9 @@ _MAX_WORKERS = 4  # tokenizing runs outside the interpreter lock, templates insi
 class FrontEnd:
     """Accepts requests; everything after `accept` happens on its own threads."""
 
-    def __init__(self, model_dir: Path, config: EngineConfig, connection: EngineConnection) -> None:
+    def __init__(
+        self, model_dir: Path, config: EngineConfig, connection: EngineConnection, *, streams: bool = True
+    ) -> None:
         """Raises CheckpointError or TemplateError for a model that cannot be served."""
         checkpoint = CheckpointDir(model_dir)
         tokenizer = Tokenizer.load(checkpoint)
@@ -40,6 +42,7 @@ class FrontEnd:
             template is not None,
             config.default_exclude_input,
             config.context_overflow,
+            streams=streams,
         )
         self._connection = connection
         self._workers = ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1), "limpet-worker")

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from limpet.backend.chat_template import TemplateError
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError
-from limpet.backend.config import ConfigError, EngineConfig, parse_parameters
+from limpet.backend.config import ALIAS_OF, ConfigError, EngineConfig, parse_parameters, read_parameters
 from limpet.backend.front_end.front_end import FrontEnd
 from limpet.backend.link.connection import EngineConnection
 from limpet.backend.link.keeper import EngineKeeper, EngineStartError
@@ -38,15 +38,15 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Blocks until the engine is ready; raises TritonModelException with the reason if it does not get so far."""
         prepare_process()
-        model_dir = Path(args["model_repository"])
-        parameters = _parameters(json.loads(args["model_config"]))
+        folder, model_config = Path(args["model_repository"]), json.loads(args["model_config"])
         try:
+            model_dir, parameters = _served(folder, _parameters(model_config))
             config = parse_parameters(parameters)
             CheckpointDir(model_dir).manifest()
             self._connection = _connection(model_dir, parameters, args["model_instance_name"])
-            self._front_end = self._start(model_dir, config)
+            self._front_end = self._start(model_dir, config, streams=_is_decoupled(model_config))
         except _REFUSALS as error:
-            raise pb_utils.TritonModelException(f"{model_dir.name} cannot be served: {error}") from None
+            raise pb_utils.TritonModelException(f"{folder.name} cannot be served: {error}") from None
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Takes requests over; never raises, since Triton would show a traceback to the client."""
@@ -57,11 +57,11 @@ class TritonPythonModel:
         """Called once all requests are answered."""
         self._front_end.stop()
 
-    def _start(self, model_dir: Path, config: EngineConfig) -> FrontEnd:
+    def _start(self, model_dir: Path, config: EngineConfig, *, streams: bool) -> FrontEnd:
         """Read tokenizer and template while the engine loads its weights."""
         self._connection.start()
         try:
-            front_end = FrontEnd(model_dir, config, self._connection)
+            front_end = FrontEnd(model_dir, config, self._connection, streams=streams)
             self._connection.wait_ready()
         except _REFUSALS:
             self._connection.stop()
@@ -88,8 +88,26 @@ def shm_region() -> str | None:
 
 
 def _parameters(model_config: Mapping[str, Any]) -> dict[str, str]:
-    given = {name: value["string_value"] for name, value in model_config.get("parameters", {}).items()}
-    return {name: value for name, value in given.items() if name not in _TRITONS_OWN_PARAMETERS}
+    return {name: value["string_value"] for name, value in model_config.get("parameters", {}).items()}
+
+
+def _is_decoupled(model_config: Mapping[str, Any]) -> bool:
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def _served(folder: Path, parameters: dict[str, str]) -> tuple[Path, dict[str, str]]:
+    """Folder and settings of the model that answers: an alias has those of the one that it names."""
+    target = parameters.get(ALIAS_OF)
+    if target is None:
+        return folder, _engine_settings(parameters)
+    if set(_engine_settings(parameters)) != {ALIAS_OF}:
+        raise ConfigError(f"An alias has the parameter {ALIAS_OF} only: change the settings of {target}.")
+    model_dir = folder.parent / Path(target).name
+    return model_dir, _engine_settings(read_parameters(model_dir))
+
+
+def _engine_settings(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in parameters.items() if name not in _TRITONS_OWN_PARAMETERS}
 
 
 def _connection(model_dir: Path, parameters: Mapping[str, str], instance: str) -> EngineConnection:

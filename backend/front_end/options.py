@@ -118,6 +118,10 @@ NO_OPS = (
     NoOp("spaces_between_special_tokens", (True,)),
     NoOp("detokenize", (True,)),
     NoOp("include_stop_str_in_output", (False,)),
+    NoOp("flat_logprobs", (False,)),
+    NoOp("return_context_logits", (False,)),
+    NoOp("return_generation_logits", (False,)),
+    NoOp("return_perf_metrics", (False,)),
 )
 # Request parameters that are none of ours: Triton's own and what some clients send besides.
 IGNORED_PARAMETERS = frozenset({"id", "Streaming", "priority", "timeout", "binary_data_output"})

@@ -15,7 +15,7 @@ from limpet.backend.link.messages import ModelInfo, Submit, TurnBegun, pack_ids,
 from limpet.backend.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
-_NOTHING_BEFORE = TurnBegun(key=0, history_len=0, head=b"", turns=[])
+NOTHING_BEFORE = TurnBegun(key=0, history_len=0, head=b"", turns=[])
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PromptBuilder:
 
     def stateless(self, request: GenerationRequest) -> Prompt:
         """The prompt of a request without a session."""
-        return self.turn(request, _NOTHING_BEFORE)
+        return self.turn(request, NOTHING_BEFORE)
 
     def turn(self, request: GenerationRequest, begun: TurnBegun) -> Prompt:
         """The prompt of a session's turn: the whole conversation."""

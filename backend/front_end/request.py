@@ -101,6 +101,7 @@ class RequestReader:
     defaults: GenerationDefaults
     has_template: bool
     default_exclude_input: bool
+    streams: bool = field(default=True, kw_only=True)  # False: exactly one response to every request
     default_context_overflow: str = ERROR
 
     def read(self, raw: RawRequest, info: ModelInfo) -> GenerationRequest:
@@ -112,6 +113,8 @@ class RequestReader:
         session = _session(raw, options)
         content = self._content(content_tensors, session, options.get("apply_chat_template"), info)
         stream, outputs = options.get("stream", False), _outputs(options)
+        if stream and not self.streams:
+            raise RequestError("This model gives one response to a request; allowed for stream: false.")
         return GenerationRequest(
             request_id=raw.request_id,
             content=content,
@@ -139,7 +142,7 @@ class RequestReader:
         if "input_ids" in given:
             return Content(ids=_checked_ids("input_ids", given["input_ids"], info))
         if "messages" in given:
-            messages = _messages(given["messages"])
+            messages = checked_messages(_load_json("messages", given["messages"]))
         else:
             self._check_length(given["text_input"], info)
             if not (templated if templated is not None else session is not None and self.has_template):
@@ -257,9 +260,9 @@ def _session(raw: RawRequest, options: Mapping[str, Any]) -> Session | None:
     )
 
 
-def _messages(source: str) -> list[Message]:
+def checked_messages(messages: Any) -> list[Message]:
+    """A conversation as the template takes it; raises RequestError."""
     shape = 'a JSON list of {"role": string, "content": string}'
-    messages: Any = _load_json("messages", source)
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages must be {shape}, with at least one message.")
     for number, message in enumerate(messages, 1):

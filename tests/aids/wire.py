@@ -28,6 +28,9 @@ _DTYPES: dict[str, tuple[str, Any]] = {
     "frequency_penalty": ("FP32", np.float32),
     "bad_words": ("BYTES", np.object_),
     "seed": ("UINT64", np.uint64),
+    "random_seed": ("UINT64", np.uint64),
+    "beam_width": ("INT32", np.int32),
+    "stop_words": ("BYTES", np.object_),
 }  # everything else is BOOL
 
 
@@ -46,10 +49,12 @@ class Response:
 
 
 class Wire:
-    """One model of a server, one connection and one stream."""
+    """One model of a server, one connection and one stream; `batched`: every tensor has a dimension of 1 in front."""
 
-    def __init__(self, target: str, model: str) -> None:
+    def __init__(self, target: str, model: str, *, batched: bool = False, unsigned: bool = False) -> None:
         self._model = model
+        self._batched = batched
+        self._unsigned = unsigned
         self._client = triton.InferenceServerClient(target)
         self._arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._client.start_stream(lambda result, error: self._arrived.put((result, error)))
@@ -57,8 +62,18 @@ class Wire:
     def send(self, parameters: dict[str, Any] | None = None, *, request_id: str = "", **values: Any) -> None:
         """Start a request. `values` are tensors by name, and sequence_id, sequence_start, sequence_end."""
         sequence = {name: values.pop(name) for name in list(values) if name.startswith("sequence_")}
-        inputs = [_tensor(name, value) for name, value in values.items()]
+        inputs = [self._tensor(name, value) for name, value in values.items()]
         self._client.async_stream_infer(self._model, inputs, request_id=request_id, parameters=parameters, **sequence)
+
+    def _tensor(self, name: str, value: Any) -> Any:
+        datatype, dtype = _DTYPES.get(name, ("BOOL", np.bool_))
+        if self._unsigned and datatype == "INT32":
+            datatype, dtype = "UINT32", np.uint32
+        array = np.atleast_1d(np.array(value, dtype=dtype))
+        array = array[np.newaxis] if self._batched else array
+        tensor = triton.InferInput(name, list(array.shape), datatype)
+        tensor.set_data_from_numpy(array)
+        return tensor
 
     def next(self, timeout_s: float = ANSWER_S) -> Response:
         """The next response; raises queue.Empty if none comes in time."""
@@ -93,9 +108,9 @@ class Wire:
 
 
 @contextmanager
-def wire(target: str, model: str) -> Iterator[Wire]:
+def wire(target: str, model: str, *, batched: bool = False, unsigned: bool = False) -> Iterator[Wire]:
     """A connection that is closed in the end."""
-    connection = Wire(target, model)
+    connection = Wire(target, model, batched=batched, unsigned=unsigned)
     try:
         yield connection
     finally:
@@ -117,11 +132,3 @@ def post(url: str, path: str, body: Any) -> tuple[int, str]:
         return answer.status, answer.read().decode()
     finally:
         connection.close()
-
-
-def _tensor(name: str, value: Any) -> Any:
-    datatype, dtype = _DTYPES.get(name, ("BOOL", np.bool_))
-    array = np.atleast_1d(np.array(value, dtype=dtype))
-    tensor = triton.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array)
-    return tensor

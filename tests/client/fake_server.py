@@ -172,6 +172,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def ModelConfig(self, request: pb.ModelConfigRequest, context: Any) -> pb.ModelConfigResponse:
         names = ("text_input", "messages") if request.name in self.models else ("request",)
         config = config_pb.ModelConfig(name=request.name, max_batch_size=self.models.get(request.name, 0))
+        config.model_transaction_policy.decoupled = request.name in self.models
         config.input.extend(config_pb.ModelInput(name=name) for name in names)
         return pb.ModelConfigResponse(config=config)
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from limpet.backend.chat_template import ChatTemplate
 from limpet.backend.front_end.errors import RequestError
 from limpet.backend.link.messages import Admin, AdminReply, Bye, Failed, Hello, Message, ModelInfo, Ping
 from limpet.backend.link.ownership import EngineRuntime
 from tests.front_end.fake_engine import FakeEngine
-from tests.front_end.fake_triton import FakeRequest, InferenceResponse
+from tests.front_end.fake_triton import FakeRequest
+from tests.front_end.sample_templates import CHATML
+from tests.front_end.sample_tokenizers import byte_level
 
 INFO = ModelInfo(engine_pid=1, session_len=8, vocab_size=8, max_batch_size=1, eos_token_ids=[])
 Answer = Callable[[Admin], Message]
@@ -84,11 +87,57 @@ def test_triton_gets_one_string_or_an_error_with_its_code(repository: Path, monk
     model = TritonPythonModel()
     model.initialize({"model_repository": str(repository / "limpet_admin"), "model_instance_name": "limpet_admin_0"})
     requests = [FakeRequest({"request": source}) for source in ('{"op": "status"}', "{")]
-    responses: list[InferenceResponse] = model.execute(requests)
+    model.execute(requests)
+    responses = [response for request in requests for response in request.sender.all()]
     model.finalize()
     assert json.loads(responses[0].outputs["response"][0])["ready"] is False
     assert responses[1].error is not None
     assert responses[1].error.code == "INVALID_ARG"
+
+
+@pytest.fixture
+def with_tokenizer(repository: Path, model_dir: Path) -> Path:
+    """Its model alpha has a tokenizer and a template, its alias ensemble stands for it."""
+    shutil.copytree(model_dir, repository / "alpha", dirs_exist_ok=True)
+    (repository / "ensemble").mkdir()
+    parameters = 'parameters { key: "alias_of" value { string_value: "alpha" } }'
+    (repository / "ensemble" / "config.pbtxt").write_text(parameters)
+    return repository
+
+
+@pytest.mark.parametrize("model", ["alpha", "ensemble"])
+def test_tokenize_gives_the_ids_of_the_prompt_and_detokenize_the_text(with_tokenizer: Path, model: str) -> None:
+    tokenizer, text = byte_level(), "Größe 🦁 <|im_end|>"
+    answer = run(with_tokenizer, {"op": "tokenize", "model": model, "text": text})
+    assert answer == {"ids": tokenizer.encode_prompt(text), "num_tokens": len(tokenizer.encode_prompt(text))}
+    ids = [*answer["ids"], 10**6]
+    assert run(with_tokenizer, {"op": "detokenize", "model": model, "ids": ids})["text"] == tokenizer.decode(ids)
+
+
+def test_tokenize_of_messages_applies_the_template(with_tokenizer: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    template = ChatTemplate(CHATML, byte_level().config)
+    answer = run(with_tokenizer, {"op": "tokenize", "model": "alpha", "messages": messages})
+    assert answer["ids"] == byte_level().with_bos(byte_level().encode_segment(template.render(messages)))
+
+
+@pytest.mark.parametrize(
+    ("request_of", "word"),
+    [
+        ({"op": "tokenize"}, "text"),
+        ({"op": "tokenize", "text": "a", "messages": []}, "either"),
+        ({"op": "tokenize", "text": 3}, "string"),
+        ({"op": "tokenize", "text": "a" * 1_000_001}, "1000000"),
+        ({"op": "tokenize", "messages": [{"role": "user"}]}, "content"),
+        ({"op": "detokenize", "ids": "1"}, "ids"),
+        ({"op": "detokenize", "ids": [True]}, "ids"),
+        ({"op": "detokenize", "ids": [-1]}, "0"),
+    ],
+)
+def test_texts_and_ids_that_are_none_are_refused(with_tokenizer: Path, request_of: dict[str, Any], word: str) -> None:
+    answer = run(with_tokenizer, {"model": "alpha", **request_of})
+    assert answer["code"] == "INVALID_ARG"
+    assert word in answer["error"]
 
 
 def test_status_names_the_engine_that_is_not_there(repository: Path) -> None:

@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2
 import limpet.model_repository
 from limpet.backend.front_end.options import OPTION_NAMES
 from limpet.backend.link.ownership import runtime_root
+from limpet.converter.workspace import Face, render_config
 from tests.front_end.fake_triton import TritonModelException
 
 FOLDER = next(path for path in map(Path, limpet.model_repository.__path__) if path.is_dir())
@@ -29,13 +30,23 @@ NAMES_THAT_BREAK_CLIENTS = {"stop", "index", "is_finished", "stop_reason"}
 
 
 def configuration(path: str) -> Any:
-    text = (FOLDER / path).read_text("utf-8").replace("{{name}}", "m").replace("{{parameters}}", "")
+    text = render_config("m", Face(), "") if path.endswith(".in") else (FOLDER / path).read_text("utf-8")
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
 def data_type(tensor: Any) -> str:
     name: str = model_config_pb2.DataType.Name(tensor.data_type)
     return name.removeprefix("TYPE_")
+
+
+def test_an_alias_of_no_model_does_not_load(tmp_path: Path) -> None:
+    with pytest.raises(TritonModelException, match=r"ensemble cannot be served: .*gone/config\.pbtxt"):
+        load(tmp_path / "ensemble", alias_of="gone")
+
+
+def test_an_alias_has_no_settings_of_its_own(model_dir: Path) -> None:
+    with pytest.raises(TritonModelException, match="change the settings of model"):
+        load(model_dir.parent / "ensemble", alias_of="model", max_batch_size="4")
 
 
 def load(model_dir: Path, **parameters: str) -> None:
