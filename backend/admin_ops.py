@@ -58,7 +58,7 @@ class AdminOps:
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         engine, scheduler = self._service.engine, self._service.engine.scheduler
-        pool = engine.cache.pool
+        pool, host = engine.cache.pool, engine.cache.host
         is_stalled = time.monotonic() - self._last_progress > STALLED_AFTER_S
         return {
             "ready": not is_stalled and not self._service.is_draining,
@@ -75,7 +75,10 @@ class AdminOps:
             "preemptions": scheduler.num_preemptions,
             "blocks_free": pool.num_free,
             "blocks_cached": pool.num_cached,
-            "blocks_evicted": pool.num_evicted,
+            "blocks_evicted": engine.cache.num_evicted,
+            "host_blocks_used": host.num_used if host is not None else 0,
+            "blocks_offloaded": engine.cache.num_offloaded,
+            "blocks_loaded": engine.cache.num_loaded,
             "engine": msgspec.to_builtins(self._summary),
         }
 
@@ -91,7 +94,7 @@ class AdminOps:
 
     def _metrics(self, arguments: dict[str, Any]) -> dict[str, Any]:
         engine, scheduler, counted = self._service.engine, self._service.engine.scheduler, self._service.metrics
-        pool = engine.cache.pool
+        pool, host = engine.cache.pool, engine.cache.host
         values: dict[str, float] = {
             "limpet_requests_running": len(scheduler.running),
             "limpet_requests_waiting": len(scheduler.waiting),
@@ -99,12 +102,16 @@ class AdminOps:
             "limpet_cache_blocks{used}": pool.num_blocks - pool.num_free,
             "limpet_cache_blocks{cached}": pool.num_cached,
             "limpet_cache_blocks{empty}": pool.num_free - pool.num_cached,
+            "limpet_host_cache_blocks{used}": host.num_used if host is not None else 0,
+            "limpet_host_cache_blocks{empty}": host.num_blocks - host.num_used if host is not None else 0,
             "limpet_sessions": len(self._service.sessions.sessions),
             "limpet_requests_total": counted.num_requests,
             "limpet_tokens_in_total": counted.num_tokens_in,
             "limpet_cached_tokens_total": counted.num_cached_tokens,
             "limpet_tokens_out_total": counted.num_tokens_out,
-            "limpet_evictions_total": pool.num_evicted,
+            "limpet_evictions_total": engine.cache.num_evicted,
+            "limpet_blocks_offloaded_total": engine.cache.num_offloaded,
+            "limpet_blocks_loaded_total": engine.cache.num_loaded,
             "limpet_preemptions_total": scheduler.num_preemptions,
             "limpet_steps_total": engine.num_steps,
         }

@@ -11,12 +11,17 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
+_PRIVATE = b"private"
 _private_numbers = itertools.count()
 
 
 def private_content() -> bytes:
     """A content that equals no other: for blocks whose tokens have no hash."""
-    return b"private" + next(_private_numbers).to_bytes(8, "little")
+    return _PRIVATE + next(_private_numbers).to_bytes(8, "little")
+
+
+def is_private(content: bytes) -> bool:
+    return content.startswith(_PRIVATE) and len(content) == len(_PRIVATE) + 8
 
 
 class BlockPool:
@@ -27,6 +32,7 @@ class BlockPool:
         self.block_size = block_size
         self._references = [0] * num_blocks
         self._contents: list[bytes | None] = [None] * num_blocks
+        self._kept: set[int] = set()  # blocks with a content that somebody means to come back for
         self._index: dict[bytes, int] = {}  # content -> block, for contents that may be found
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first = allocated next
         self.num_evicted = 0  # blocks whose content was given up for another owner, since start
@@ -44,14 +50,17 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def next_free(self, count: int) -> list[int]:
+        """The blocks that `allocate` would take; fewer if there are fewer."""
+        return list(itertools.islice(self._free, count))
+
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` free blocks, oldest content first; None (and nothing taken) if there are fewer."""
         if count > len(self._free):
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self.num_evicted += self._contents[block] is not None
-            self.forget(block)
+            self.evict(block)
             self._references[block] = 1
         return blocks
 
@@ -80,16 +89,24 @@ class BlockPool:
         content = self._contents[block]
         if content is not None:
             self._contents[block] = None
+            self._kept.discard(block)
             if self._index.get(content) == block:
                 del self._index[content]
             if block in self._free:
                 self._free.move_to_end(block, last=False)
 
-    def take_over(self, block: int, *, is_shared: bool) -> None:
-        """Its only holder writes into the block; that is an eviction if others refer to its content or can find it."""
-        content = self._contents[block]
-        self.num_evicted += content is not None and (is_shared or self._index.get(content) == block)
+    def evict(self, block: int) -> None:
+        """The block's content is given up for another one."""
+        self.num_evicted += self._contents[block] is not None
         self.forget(block)
+
+    def keep(self, block: int, content: bytes) -> None:
+        """Somebody means to come back for the content, if the block holds it."""
+        if self._contents[block] == content:
+            self._kept.add(block)
+
+    def is_kept(self, block: int) -> bool:
+        return block in self._kept
 
     def find(self, content: bytes) -> int | None:
         return self._index.get(content)

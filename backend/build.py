@@ -14,6 +14,7 @@ from limpet.backend.checkpoint import CheckpointDir, ModelConfig
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
 from limpet.backend.guide_compiler import GuideCompiler
+from limpet.backend.host_tier import HostTier
 from limpet.backend.layers.fixed_order import fix_order
 from limpet.backend.layers.linear import pack_linears
 from limpet.backend.models.causal_lm import CausalLM
@@ -36,6 +37,7 @@ class EngineSummary:
     load_s: float  # which the weights took
     cache_bytes: int
     num_blocks: int
+    num_host_blocks: int
     block_size: int
     max_batch_size: int
     max_prefill_token_num: int
@@ -58,6 +60,7 @@ class EngineSummary:
             f"device {self.device}, dtype {self.dtype}, weights {self.weight_bytes / gib:.2f} GiB, loaded in "
             f"{self.load_s:.1f} s ({self.weight_bytes / 1e9 / self.load_s:.1f} GB/s)",
             f"cache {self.cache_bytes / gib:.2f} GiB: {self.num_blocks} blocks of {self.block_size} tokens",
+            *([f"host tier: {self.num_host_blocks} blocks"] if self.num_host_blocks else []),
             f"longest session {self.session_len} tokens, {self.max_batch_size} slots, "
             f"{self.max_prefill_token_num} prompt tokens a step",
         ]
@@ -98,6 +101,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         max_prefill_tokens=prefill_tokens,
         device=device,
         dtype=dtype,
+        host_cache_bytes=config.host_cache_bytes,
     )
     step_bytes = runner.measure() if device.type == "cuda" else 0
     base_bytes = _base_bytes(device)
@@ -107,10 +111,15 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
     session_len = min(wanted_len, num_blocks * config.cache_block_seq_len)
     if session_len < 2:
         raise ConfigError(f"The cache holds no block: one takes {block_bytes} bytes; raise cache_bytes.")
+    if config.host_cache_bytes and not runner.num_host_blocks:
+        raise ConfigError(f"host_cache_bytes holds no block: one takes {block_bytes} bytes; give 0 or more than that.")
     runner.allocate(num_blocks)
     captured = runner.capture()
     cache = CacheManager(
-        BlockPool(num_blocks, config.cache_block_seq_len), enable_prefix_caching=config.enable_prefix_caching
+        BlockPool(num_blocks, config.cache_block_seq_len),
+        enable_prefix_caching=config.enable_prefix_caching,
+        host=HostTier(runner.num_host_blocks) if runner.num_host_blocks else None,
+        num_ahead=-(-prefill_tokens // config.cache_block_seq_len) + config.max_batch_size,
     )
     scheduler = Scheduler(
         cache, max_rows=config.max_batch_size, max_prefill_tokens=prefill_tokens, max_waiting=config.max_waiting
@@ -122,6 +131,7 @@ def build_engine(model_dir: Path, config: EngineConfig) -> tuple[Engine, EngineS
         load_s=load_s,
         cache_bytes=num_blocks * block_bytes,
         num_blocks=num_blocks,
+        num_host_blocks=runner.num_host_blocks,
         block_size=config.cache_block_seq_len,
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=prefill_tokens,

@@ -2,13 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-ALIAS_OF = "alias_of"  # the only parameter of an alias: the model that it stands in front of
 
 
 class ConfigError(Exception):
@@ -22,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: Annotated[int, Meta(ge=1, le=4096)] = 64  # slots; not Triton's own max_batch_size
     cache_max_entry_count: Annotated[float, Meta(gt=0, lt=1)] = 0.8  # CUDA: share of the memory left at start
     cache_bytes: Annotated[int, Meta(ge=1)] | None = None  # None: CPU a quarter of the free memory, CUDA that share
+    host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # host memory for cached blocks of idle sessions; 0: none
     cache_block_seq_len: Literal[16, 32, 64, 128] = 64  # tokens of one cache block
     max_prefill_token_num: Annotated[int, Meta(ge=16)] | None = None  # prompt tokens of one step; CUDA 8192, CPU 512
     max_waiting: Annotated[int, Meta(ge=1)] = 1024  # queued requests; past it UNAVAILABLE
@@ -38,19 +36,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_exclude_input: bool = True  # False: vLLM's rule, the prompt is prepended where the request does not say
     admin_key: str = ""
     log_prompts: bool = False
-
-
-def read_parameters(model_dir: Path) -> dict[str, str]:
-    """The `parameters` in a model's config.pbtxt; raises ConfigError."""
-    from google.protobuf import text_format  # with gRPC, which most who read settings do without
-    from tritonclient.grpc import model_config_pb2
-
-    path = model_dir / "config.pbtxt"
-    try:
-        parsed = text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True)
-    except (OSError, text_format.ParseError) as error:
-        raise ConfigError(f"{path} is no configuration of a Triton model: {error}.") from None
-    return {name: value.string_value for name, value in parsed.parameters.items()}
 
 
 def parse_parameters(parameters: Mapping[str, str]) -> EngineConfig:

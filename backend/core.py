@@ -65,6 +65,7 @@ class Sequence:
     arrival: int = 0  # rank in the order of arrival
     num_prompt: int = 0
     row: int | None = None  # slot while running
+    is_started: bool = False  # the runner knows of its row
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0  # positions whose keys and values are in the blocks, the step in flight included
     num_pending: int = 0  # ids being sampled in flight, not in `tokens` yet
@@ -133,11 +134,16 @@ class RowWork(msgspec.Struct, array_like=True):
 
 
 class StepPlan(msgspec.Struct, array_like=True):
-    """One step, in this order: copy blocks, start rows, append blocks, run `work` (decodes first), sample."""
+    """One step: `offloads`, `copies`, `loads`, then start rows, append blocks, run `work` (decodes first), sample.
+
+    Rows that wait for `loads` may start in the next step, so that this one need not.
+    """
 
     copies: list[tuple[int, int]]  # (source block, destination block): copy on write
     starts: list[RowStart]
     work: list[RowWork]
+    offloads: list[tuple[int, int]] = []  # (block, host block)
+    loads: list[tuple[int, int]] = []  # (host block, block)
 
     @property
     def num_tokens(self) -> int:

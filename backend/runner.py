@@ -14,6 +14,7 @@ from torch import Tensor
 from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.core import RowStart, RowWork, SampledStep, StepPlan
 from limpet.backend.device_queue import device_queue
+from limpet.backend.host_cache import HostCache
 from limpet.backend.input_batch import InputBatch, StepInputs
 from limpet.backend.logprobs import PromptPart, prompt_table, read_sampled, sampled_table
 from limpet.backend.models.causal_lm import CausalLM
@@ -58,6 +59,7 @@ class Runner:
         max_prefill_tokens: int,
         device: torch.device,
         dtype: torch.dtype,
+        host_cache_bytes: int = 0,
     ) -> None:
         self._model = model
         self._config = config
@@ -67,6 +69,8 @@ class Runner:
         self._max_prefill_tokens = max_prefill_tokens
         self._device = device
         self._dtype = dtype
+        self.num_host_blocks = host_cache_bytes // model.cache_layout.block_bytes(block_size, dtype)
+        self._host_cache: HostCache | None = None
         self._queue = device_queue(device)
         self._graphs = StepGraphs(self._compute)
         self._ladders = Ladders([], [])
@@ -74,10 +78,15 @@ class Runner:
             self._ladders = ladders(num_rows, max_prefill_tokens, captures_prefills=model.captures_prefills)
 
     def allocate(self, num_blocks: int) -> None:
-        """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write."""
+        """Make a cache of `num_blocks` blocks, and one block more, into which the rows that pad a graph write.
+
+        Raises ConfigError if the host has no memory for its tier.
+        """
         shape = self._model.cache_layout.shape(num_blocks + 1, self._block_size)
         self.cache = torch.empty(shape, dtype=self._dtype, device=self._device)  # nobody reads an unwritten slot
         self._layer_caches = [tuple(layer) for layer in self.cache]
+        if num_blocks and self.num_host_blocks:
+            self._host_cache = HostCache(self.cache, self.num_host_blocks)
         self._batch = InputBatch(
             self._num_rows,
             self._max_blocks,
@@ -135,11 +144,12 @@ class Runner:
 
     def close(self) -> None:
         self._queue.close()
+        if self._host_cache is not None:
+            self._host_cache.close()
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> Forwarded:
-        for source, destination in plan.copies:
-            self.cache[:, :, destination] = self.cache[:, :, source]
+        self._move_blocks(plan)
         self._batch.apply(plan)
         parts = self._batch.logprobs.prompt_parts(plan)
         num_prefills = sum(work.num_tokens > 1 for work in plan.work)
@@ -153,6 +163,18 @@ class Runner:
             tables = [(part, prompt_table(self._model.logits, hidden, part)) for part in parts]
             logits = self._logits(inputs, hidden)
         return Forwarded(inputs, logits, tables, self._batch.logprobs.sampled(inputs.sampled_host_rows))
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        host = self._host_cache
+        if host is not None:
+            host.offload(plan.offloads)
+            host.await_copies(block for copy in plan.copies for block in copy)
+        for source, destination in plan.copies:
+            self.cache[:, :, destination] = self.cache[:, :, source]
+        if host is not None:
+            host.load(plan.loads)
+            host.await_copies(block for start in plan.starts for block in start.blocks)
+            host.await_copies(block for work in plan.work for block in work.new_blocks)
 
     def _compute(self, inputs: StepInputs) -> Tensor:
         """The logits of the sampled tokens."""

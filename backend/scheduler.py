@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from limpet.backend.cache_manager import CacheManager
+from limpet.backend.cache_manager import BlockMoves, CacheManager
 from limpet.backend.core import RequestError, RowStart, RowWork, SampledStep, Sequence, SequenceOutput, StepPlan
 
 
@@ -97,8 +97,11 @@ class Scheduler:
         self._schedule_decodes(step)
         budget = self._schedule_prefills(step, self._max_prefill_tokens)
         self._admit(step, budget)
+        if not step.plan.work:
+            return None
         step.put_decodes_first()
-        return step if step.plan.work else None
+        step.plan.offloads = self.cache.take_offloads()
+        return step
 
     def update(self, step: ScheduledStep, sampled: SampledStep) -> list[SequenceOutput]:
         """Take what an earlier step sampled; ends sequences that are complete.
@@ -155,23 +158,28 @@ class Scheduler:
                 continue  # its guide is being compiled: others may pass
             if sequence.num_pending:  # preempted with an id in flight: it is known at the next step
                 return
-            copies = self.cache.attach(sequence, num_reserved=len(self.running))
-            if copies is None:
+            moves = self.cache.attach(sequence, num_reserved=len(self.running))
+            if moves is None:
                 return
             self.waiting.remove(sequence)
-            self._start(step, sequence, copies)
+            self._start(step, sequence, moves)
+            if moves.loads and step.plan.work:
+                continue  # its blocks arrive while the others compute
             budget -= self._compute(step, sequence, min(budget, sequence.num_uncomputed), [])
 
-    def _start(self, step: ScheduledStep, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
+    def _start(self, step: ScheduledStep, sequence: Sequence, moves: BlockMoves) -> None:
         sequence.row = heapq.heappop(self._free_rows)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
         bisect.insort(self.running, sequence, key=_seniority)
-        step.plan.copies += copies
-        step.plan.starts.append(_row_start(sequence, sequence.row))
+        step.plan.copies += moves.copies
+        step.plan.loads += moves.loads
 
     def _compute(self, step: ScheduledStep, sequence: Sequence, count: int, new_blocks: list[int]) -> int:
         assert sequence.row is not None
+        if not sequence.is_started:
+            step.plan.starts.append(_row_start(sequence, sequence.row))
+            sequence.is_started = True
         start, end = sequence.num_computed, sequence.num_computed + count
         known = end <= len(sequence.tokens)
         ids = sequence.tokens[start:end] if known else None
@@ -201,6 +209,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stop_running(sequence)
+        self.cache.keep(sequence.cached_prefix)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         bisect.insort(self.waiting, sequence, key=_seniority)
@@ -211,6 +220,7 @@ class Scheduler:
         self.running.remove(sequence)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = None
+        sequence.is_started = False
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows and blocks are owned by exactly the sequences that run."""
@@ -219,7 +229,7 @@ class Scheduler:
         assert all(sequence.row is None and not sequence.blocks for sequence in self.waiting), "a waiter holds memory"
         for line in (self.running, self.waiting):
             assert line == sorted(line, key=_seniority), "a line is out of order"
-        self.cache.pool.check_integrity(block for sequence in self.running for block in sequence.blocks)
+        self.cache.check_integrity(block for sequence in self.running for block in sequence.blocks)
 
 
 def _row_start(sequence: Sequence, row: int) -> RowStart:

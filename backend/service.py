@@ -164,11 +164,11 @@ class EngineService:
         """Begin a session as a copy of an idle one, sharing its cache; raises RequestError."""
         return self.sessions.fork(session_id, new_id)
 
-    def blocks_on_device(self, session: Session) -> int:
-        """How many cache blocks hold keys and values of the session's history."""
+    def count_blocks(self, session: Session) -> tuple[int, int]:
+        """How many blocks of the device, and how many in host memory only, hold keys and values of the history."""
         sequence = session.lease.sequence if session.lease is not None else None
         if sequence is not None and sequence.row is not None:
-            return len(sequence.blocks)
+            return len(sequence.blocks), 0
         return self.engine.cache.count_blocks(session.cached if sequence is None else sequence.cached_prefix)
 
     def check_integrity(self) -> None:
@@ -314,7 +314,9 @@ class EngineService:
         # The last token of a history has no keys and values: the next turn computes it in any case.
         cached = self.engine.cached(sequence, sequence.num_prompt + num_kept - 1)
         length = self.sessions.settle(lease, num_kept, cached)
-        if self.sessions.sessions.get(lease.session.id) is not lease.session:
+        if self.sessions.sessions.get(lease.session.id) is lease.session:
+            self.engine.cache.keep(cached)
+        else:
             self._drop_cache(lease.session)
         return length
 

@@ -53,15 +53,16 @@ class SessionOps:
 
     def _describe(self, session: Session) -> dict[str, Any]:
         num_tokens = len(session.history.tokens)
-        num_needed = self._service.engine.cache.pool.blocks_for(num_tokens)
-        num_on_device = min(self._service.blocks_on_device(session), num_needed)
+        # The last token of a history has no keys and values yet.
+        num_needed = self._service.engine.cache.pool.blocks_for(max(num_tokens - 1, 0))
+        on_device, on_host = self._service.count_blocks(session)
         return {
             "session_id": session.id,
             "tokens": num_tokens,
             "turns": len(session.history.turns),
             "running": session.lease is not None,
             "idle_s": round(time.monotonic() - session.last_used, 3) if session.lease is None else 0.0,
-            "blocks": {"device": num_on_device, "host": 0, "none": num_needed - num_on_device},
+            "blocks": {"device": on_device, "host": on_host, "none": max(num_needed - on_device - on_host, 0)},
         }
 
 

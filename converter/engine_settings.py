@@ -11,6 +11,7 @@ DESCRIPTIONS = {
     "max_batch_size": "requests computed together (Triton's own max_batch_size is another thing)",
     "cache_max_entry_count": "GPU: the cache's share of what weights and the largest step leave, between 0 and 1",
     "cache_bytes": "bytes of the cache; empty: on a GPU that share, on a CPU a quarter of the free memory",
+    "host_cache_bytes": "bytes of host memory for what is cached of idle sessions; 0: none, it is computed again",
     "cache_block_seq_len": "tokens of one cache block: 16, 32, 64 or 128",
     "max_prefill_token_num": "prompt tokens computed in one step",
     "max_waiting": "requests that may wait; past it UNAVAILABLE",

@@ -13,6 +13,7 @@ from limpet.backend.block_pool import BlockPool
 from limpet.backend.cache_manager import CacheManager
 from limpet.backend.core import RowWork, SampledStep, StepPlan
 from limpet.backend.engine import Engine
+from limpet.backend.host_tier import HostTier
 from limpet.backend.link.messages import pack_ids
 from limpet.backend.scheduler import Scheduler
 
@@ -31,15 +32,20 @@ class _Row:
 class HashRunner:
     """Takes the place of `limpet.backend.runner.Runner`; steps are done when they are launched."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int, num_host_blocks: int = 0) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._memory = [[-1] * block_size for _ in range(num_blocks)]
+        self._host = [[-1] * block_size for _ in range(num_host_blocks)]
         self._rows: dict[int, _Row] = {}
 
     def forward(self, plan: StepPlan) -> StepPlan:
+        for block, host_block in plan.offloads:
+            self._host[host_block] = list(self._memory[block])
         for source, destination in plan.copies:
             self._memory[destination] = list(self._memory[source])
+        for host_block, block in plan.loads:
+            self._memory[block] = list(self._host[host_block])
         for start in plan.starts:
             self._rows[start.row] = _Row(list(start.blocks))
         for work in plan.work:
@@ -78,9 +84,10 @@ class HashRunner:
         return [self._memory[row.blocks[position // size]][position % size] for position in range(length)]
 
 
-def hash_engine(*, num_blocks: int, session_len: int, prefix_caching: bool) -> Engine:
+def hash_engine(*, num_blocks: int, session_len: int, prefix_caching: bool, num_host_blocks: int = 0) -> Engine:
     """An engine on a HashRunner: blocks of 4 tokens, 3 rows, 50 ids."""
-    cache = CacheManager(BlockPool(num_blocks, 4), enable_prefix_caching=prefix_caching)
-    runner = HashRunner(num_blocks=num_blocks, block_size=4, vocab_size=50)
+    host = HostTier(num_host_blocks) if num_host_blocks else None
+    cache = CacheManager(BlockPool(num_blocks, 4), enable_prefix_caching=prefix_caching, host=host, num_ahead=5)
+    runner = HashRunner(num_blocks=num_blocks, block_size=4, vocab_size=50, num_host_blocks=num_host_blocks)
     scheduler = Scheduler(cache, max_rows=3, max_prefill_tokens=8, max_waiting=100)
     return Engine(runner, scheduler, cache, session_len=session_len, vocab_size=50)

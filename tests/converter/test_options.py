@@ -21,6 +21,7 @@ SETTINGS = {
     "max_batch_size": "8",
     "cache_max_entry_count": "0.5",
     "cache_bytes": "1000000",
+    "host_cache_bytes": "2000000",
     "cache_block_seq_len": "32",
     "max_prefill_token_num": "64",
     "max_waiting": "9",

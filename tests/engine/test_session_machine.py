@@ -45,13 +45,29 @@ class RoomyMachine(HashMachine):
         return hash_engine(num_blocks=400, session_len=60, prefix_caching=False)
 
 
+class HostTierMachine(HashMachine):
+    """The device holds about one long session and host memory all: nothing is ever lost."""
+
+    loses_nothing = True
+
+    def build_engine(self) -> Engine:
+        return hash_engine(num_blocks=14, session_len=48, prefix_caching=True, num_host_blocks=1000)
+
+
+class SmallHostMachine(HashMachine):
+    """Both tiers are short, and blocks are found by their owners only."""
+
+    def build_engine(self) -> Engine:
+        return hash_engine(num_blocks=12, session_len=44, prefix_caching=False, num_host_blocks=7)
+
+
 def settings_for(num_steps: int) -> settings:
     return settings(
         max_examples=num_steps // 50, stateful_step_count=50, deadline=None, report_multiple_bugs=False, database=None
     )
 
 
-HASH_MACHINES = [SmallPoolMachine, NoPrefixMachine, RoomyMachine]
+HASH_MACHINES = [SmallPoolMachine, NoPrefixMachine, RoomyMachine, HostTierMachine, SmallHostMachine]
 
 
 @pytest.mark.parametrize("machine", HASH_MACHINES)
@@ -75,7 +91,11 @@ def tiny_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Sess
     model_dir = workspace / "model_repository" / "tiny"
     block_bytes = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, K/V heads, head_dim, tokens, float32
     config = EngineConfig(
-        max_batch_size=3, cache_block_seq_len=16, cache_bytes=10 * block_bytes, max_prefill_token_num=16
+        max_batch_size=3,
+        cache_block_seq_len=16,
+        cache_bytes=10 * block_bytes,
+        host_cache_bytes=6 * block_bytes,
+        max_prefill_token_num=16,
     )
 
     class TinyMachine(SessionMachine):
