@@ -6,14 +6,17 @@ from datetime import datetime
 from typing import Any, NoReturn, TypeAlias
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from limpet.backend.checkpoint import TokenizerConfig
 
-Message: TypeAlias = Mapping[str, str]
+Message: TypeAlias = Mapping[str, Any]
+"""`role` and `content`, strings; with tools also `tool_calls`, `tool_call_id` and `name`."""
+Tool: TypeAlias = Mapping[str, Any]
+"""What the model may call, as OpenAI describes it: `type` and `function`."""
 
 
 class TemplateError(Exception):
@@ -44,14 +47,21 @@ class ChatTemplate:
         self._variables = {name: value for name in names if (value := getattr(config, name)) is not None}
         try:
             self._template = environment.from_string(source)
+            self._takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise TemplateError(f"The model's chat template is no valid Jinja: {error}.") from None
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The conversation with the beginning of the assistant's next message; raises TemplateError."""
+        if tools and not self._takes_tools:
+            raise TemplateError("The model's chat template knows no tools: send none.")
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._variables
+                messages=messages,
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._variables,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
             raise TemplateError(f"The model's chat template refuses these messages: {error}.") from None

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import msgspec
 
-from limpet.backend.chat_template import ChatTemplate, Message, TemplateError
+from limpet.backend.chat_template import ChatTemplate, Message, TemplateError, Tool
 from limpet.backend.link.messages import TurnBegun, unpack_ids
 from limpet.backend.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class Conversation:
         gap = before_reply.removeprefix(generation_prompt)
         return gap if gap.isspace() else ""
 
-    def turn(self, begun: TurnBegun, messages: Sequence[Message]) -> TurnPrompt:
+    def turn(self, begun: TurnBegun, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> TurnPrompt:
         """Ids of a session's next templated turn, or of a conversation of its own; raises TemplateError."""
         head = unpack_ids(begun.head)
         replies = [_Reply(0, head, _PLACEHOLDER)] if head else []
@@ -84,7 +84,7 @@ class Conversation:
             ids = unpack_ids(view.reply)
             replies.append(_Reply(len(replies), ids, self._tokenizer.decode(ids)))
             conversation += [*msgspec.json.decode(view.messages), replies[-1]]
-        pieces = self._pieces([*conversation, *messages], replies)
+        pieces = self._pieces([*conversation, *messages], replies, tools)
         return self._assemble(self._after_head(pieces, head), len(replies) - bool(head), head)
 
     def raw_turn(self, begun: TurnBegun, text: str | None, ids: list[int]) -> TurnPrompt:
@@ -103,27 +103,30 @@ class Conversation:
         earlier = TurnBegun(begun.key, history_len=0, head=begun.head, turns=begun.turns[:-1])
         return [*self.turn(earlier, msgspec.json.decode(last.messages)).ids, *unpack_ids(last.reply)]
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         if self._template is None:
             raise TemplateError("The model has no chat template: send text or ids, no messages.")
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
 
-    def _pieces(self, conversation: Sequence[Message | _Reply], replies: list[_Reply]) -> list[_Text | _Reply]:
+    def _pieces(
+        self, conversation: Sequence[Message | _Reply], replies: list[_Reply], tools: Sequence[Tool]
+    ) -> list[_Text | _Reply]:
         """The rendered conversation as text and intact replies."""
-        marked = self._render_marked(conversation, set(range(len(replies))))
+        marked = self._render_marked(conversation, set(range(len(replies))), tools)
         intact = self._intact(marked, replies)
         if len(intact) == len(replies):
             return self._split(marked, replies, intact)
         # What the template does to a reply may depend on the marks around it: the others are rendered without.
-        plain = self._render_marked(conversation, intact)
+        plain = self._render_marked(conversation, intact, tools)
         if self._drop_marks(marked, intact) == plain:
             return self._split(marked, replies, intact)
         if self._intact(plain, replies) == intact:
             return self._split(plain, replies, intact)
-        return self._split(self._render_marked(conversation, set()), replies, set())
+        return self._split(self._render_marked(conversation, set(), tools), replies, set())
 
-    def _render_marked(self, conversation: Sequence[Message | _Reply], marked: set[int]) -> str:
-        return self._render([self._assistant(m, marked) if isinstance(m, _Reply) else m for m in conversation])
+    def _render_marked(self, conversation: Sequence[Message | _Reply], marked: set[int], tools: Sequence[Tool]) -> str:
+        messages = [self._assistant(m, marked) if isinstance(m, _Reply) else m for m in conversation]
+        return self._render(messages, tools)
 
     def _assistant(self, reply: _Reply, marked: set[int]) -> Message:
         content = self._marked(reply) if reply.index in marked else reply.text

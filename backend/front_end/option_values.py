@@ -146,6 +146,21 @@ def integers(name: str, value: Any) -> tuple[int, ...]:
     return tuple(listed)
 
 
+def objects(max_objects: int) -> Converter:
+    """A list of JSON objects, also as a JSON string."""
+    allowed = f"a list of up to {max_objects} objects"
+
+    def convert(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+        listed = as_json(value)
+        if not isinstance(listed, list) or not all(isinstance(entry, Mapping) for entry in listed):
+            raise refusal(name, value, allowed)
+        if len(listed) > max_objects:
+            raise RequestError(f"{name} has {len(listed)} entries; allowed: {allowed}.")
+        return tuple(listed)
+
+    return convert
+
+
 def biases(max_entries: int, bound: float) -> Converter:
     """An object of token ids and what is added to their logits; as pairs, which a frozen struct can hold."""
     allowed = f"an object of up to {max_entries} token ids with numbers from {-bound} to {bound}"

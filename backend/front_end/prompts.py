@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -9,7 +10,7 @@ from limpet.backend.chat_template import TemplateError
 from limpet.backend.front_end.context_overflow import DROP_OLDEST_TURNS, Shortened, fitting_prompt
 from limpet.backend.front_end.conversation import Conversation, TurnPrompt
 from limpet.backend.front_end.errors import RequestError
-from limpet.backend.front_end.request import GenerationRequest, RawRequest, RequestReader
+from limpet.backend.front_end.request import Content, GenerationRequest, RawRequest, RequestReader
 from limpet.backend.link.connection import EngineConnection, EngineUnavailableError
 from limpet.backend.link.messages import ModelInfo, Submit, TurnBegun, pack_ids, unpack_ids
 from limpet.backend.tokenizer import Tokenizer
@@ -81,15 +82,16 @@ class PromptBuilder:
                 prompt = self._conversation.raw_turn(begun, content.text, content.ids or [])
             elif request.context_overflow == DROP_OLDEST_TURNS:
                 session_len, max_tokens = self._info().session_len, request.params.max_tokens
-                whole, prompt = fitting_prompt(whole, self._templated, session_len, max_tokens)
+                render = partial(self._templated, content)
+                whole, prompt = fitting_prompt(whole, render, session_len, max_tokens)
             else:
-                prompt = self._templated(whole)
+                prompt = self._templated(content, whole)
         except TemplateError as error:
             raise RequestError(str(error)) from None
         return self._checked(request, whole, prompt)
 
-    def _templated(self, shortened: Shortened) -> TurnPrompt:
-        return self._conversation.turn(shortened.begun, shortened.messages)
+    def _templated(self, content: Content, shortened: Shortened) -> TurnPrompt:
+        return self._conversation.turn(shortened.begun, shortened.messages, content.tools)
 
     def _checked(self, request: GenerationRequest, shortened: Shortened, prompt: TurnPrompt) -> Prompt:
         if self._log_prompts:

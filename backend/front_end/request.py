@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from limpet.backend.chat_template import Message
+from limpet.backend.chat_template import Message, Tool
 from limpet.backend.checkpoint import GenerationDefaults
 from limpet.backend.front_end.context_overflow import ERROR
 from limpet.backend.front_end.errors import RequestError
@@ -20,6 +20,8 @@ RAW_PROMPT_MAX_TOKENS = 16  # where a raw prompt does not say; a chat may use th
 _MAX_TOKENS = 2**31 - 1
 _MAX_SESSION_ID_CHARS = 128  # Triton's own limit
 _SEQUENCE_START, _SEQUENCE_END = 1, 2
+_MESSAGE_KEYS = {"role": str, "content": str, "tool_calls": list, "tool_call_id": str, "name": str}
+_KINDS = {str: "string", list: "list"}
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,15 @@ class Session:
 
 @dataclass(frozen=True)
 class Content:
-    """The request's prompt: raw text, raw ids or messages for the template; exactly one is not None."""
+    """The request's prompt: raw text, raw ids or messages for the template; exactly one is not None.
+
+    `tools` go into the template with the messages.
+    """
 
     text: str | None = None
     ids: list[int] | None = None
     messages: list[Message] | None = None
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class RequestReader:
         sampling = _sampling_object(tensors.pop("sampling_parameters", None))
         options = resolve(tensors, _own_parameters(raw.parameters), sampling)
         session = _session(raw, options)
-        content = self._content(content_tensors, session, options.get("apply_chat_template"), info)
+        content = self._content(content_tensors, session, options, info)
         stream, outputs = options.get("stream", False), _outputs(options)
         if stream and not self.streams:
             raise RequestError("This model gives one response to a request; allowed for stream: false.")
@@ -131,7 +137,7 @@ class RequestReader:
         )
 
     def _content(
-        self, tensors: Mapping[str, Any], session: Session | None, templated: bool | None, info: ModelInfo
+        self, tensors: Mapping[str, Any], session: Session | None, options: Mapping[str, Any], info: ModelInfo
     ) -> Content | None:
         given = {name: value for name, value in tensors.items() if value not in (None, "", [])}
         if not given and session is not None and session.end:
@@ -145,11 +151,11 @@ class RequestReader:
             messages = checked_messages(_load_json("messages", given["messages"]))
         else:
             self._check_length(given["text_input"], info)
-            if not (templated if templated is not None else session is not None and self.has_template):
+            if not options.get("apply_chat_template", session is not None and self.has_template):
                 return Content(text=given["text_input"])
             messages = [{"role": "user", "content": given["text_input"]}]
         self._check_length("".join(message["content"] for message in messages), info)
-        return Content(messages=messages)
+        return Content(messages=messages, tools=options.get("tools", ()))
 
     def _check_length(self, text: str, info: ModelInfo) -> None:
         """Refuse before tokenizing what cannot fit, however it is tokenized."""
@@ -266,10 +272,12 @@ def checked_messages(messages: Any) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages must be {shape}, with at least one message.")
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            raise RequestError(f"Message {number} must have exactly the keys role and content; allowed: {shape}.")
-        if not all(isinstance(value, str) for value in message.values()) or not message["role"]:
-            raise RequestError(f"role and content of message {number} must be strings; allowed: {shape}.")
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys() <= _MESSAGE_KEYS.keys():
+            others = ", ".join(key for key in _MESSAGE_KEYS if key not in ("role", "content"))
+            raise RequestError(f"Message {number} must have the keys role and content; allowed: {shape}, {others}.")
+        for key, value in message.items():
+            if not isinstance(value, _MESSAGE_KEYS[key]) or (key == "role" and not value):
+                raise RequestError(f"{key} of message {number} must be a {_KINDS[_MESSAGE_KEYS[key]]}.")
     checked: list[Message] = messages
     return checked
 

@@ -63,7 +63,8 @@ class ToolCallParser:
         return "" if self._is_object else held[:start], calls
 
     def _tagged(self) -> tuple[str, list[Call]]:
-        shown, calls = "", []
+        shown = ""
+        calls: list[Call] = []
         while (start := self._held.find(_OPEN)) >= 0:
             end = self._held.find(_CLOSE, start)
             shown += self._held[:start]
