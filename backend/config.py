@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+ALIAS_OF = "alias_of"  # the only parameter of an alias: the model that it stands in front of
 
 
 class ConfigError(Exception):
@@ -36,6 +39,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_exclude_input: bool = True  # False: vLLM's rule, the prompt is prepended where the request does not say
     admin_key: str = ""
     log_prompts: bool = False
+
+
+def read_parameters(model_dir: Path) -> dict[str, str]:
+    """The `parameters` in a model's config.pbtxt; raises ConfigError."""
+    from google.protobuf import text_format  # with gRPC, which most who read settings do without
+    from tritonclient.grpc import model_config_pb2
+
+    path = model_dir / "config.pbtxt"
+    try:
+        parsed = text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True)
+    except (OSError, text_format.ParseError) as error:
+        raise ConfigError(f"{path} is no configuration of a Triton model: {error}.") from None
+    return {name: value.string_value for name, value in parsed.parameters.items()}
 
 
 def parse_parameters(parameters: Mapping[str, str]) -> EngineConfig:
