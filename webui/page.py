@@ -39,9 +39,10 @@ def build_page(tabs: Tabs) -> gr.Blocks:
                 show_label=False, placeholder="Message", max_lines=10, autofocus=True, submit_btn=True,
                 elem_id="limpet-box", html_attributes=gr.InputHTMLAttributes(enterkeyhint="send"),
             )  # fmt: skip
+        version = gr.Number(0, visible=False)
         ticks, following = gr.Timer(_TICK_S), gr.Timer(_FOLLOW_S, active=False)
         settings = controls.components
-        shown = [conversation, box, notice, chats, stored, following]
+        shown = [conversation, box, notice, chats, stored, following, version]
         # Without Gradio's queue: it keeps a connection open for each tab, of which a browser allows six in all.
         plain: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         shows: dict[str, Any] = {**plain, "outputs": shown, "trigger_mode": "multiple"}
@@ -53,7 +54,7 @@ def build_page(tabs: Tabs) -> gr.Blocks:
         new.click(handlers.begin, [stored], **shows)
         chats.input(handlers.select, [chats, stored], **shows)
         following.tick(handlers.follow, None, shown, **plain)
-        ticks.tick(handlers.tick, [controls.model], [badge, controls.model, chats, stored], **plain)
+        ticks.tick(handlers.tick, [controls.model, version], [badge, controls.model, *shown], **plain)
         for component in settings:
             component.change(handlers.remember, [stored, *settings], stored, trigger_mode="always_last", **plain)
         page.load(handlers.load, [stored], [*shown, badge, *settings], **plain)

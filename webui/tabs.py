@@ -27,6 +27,8 @@ class Tab:
         self.chats: dict[str, Chat] = {}
         self.current = self.show(None)
         self.listed: object = None  # the list of conversations as the page has it
+        self.notice = ""  # the one above the text field
+        self.version = 0  # of what was last sent of the conversation shown
         self.heard_at = time.monotonic()
         self._shown_at = 0.0
         self._stored_version = -1
@@ -42,6 +44,11 @@ class Tab:
         assert chat is not None
         self.chats[chat.record.id] = self.current = chat
         return chat
+
+    def next_version(self) -> int:
+        """Number what is sent now."""
+        self.version += 1
+        return self.version
 
     def is_worth_showing(self) -> bool:
         """Whether to send the growing answer now: a browser renders all of it, so a long one is sent less often."""

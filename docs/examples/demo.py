@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("--oneshot", action="store_true", help="stop the server after the chat")
     parser.add_argument("--no-chat", action="store_true", help="only serve")
     arguments = parser.parse_args()
+    if not (arguments.workspace / "model_repository").is_dir():
+        parser.error(f"{arguments.workspace} holds no model_repository: limpet-convert makes one")
     # make and supervisors end the demo by SIGTERM: leave the way Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ports = {name: _free_port(preferred) for name, preferred in PORTS.items()}

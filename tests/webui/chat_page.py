@@ -56,6 +56,15 @@ class ChatPage:
         expect(self.notes).to_have_count(before + 1)
         return self.answers()[-1]
 
+    def regenerate(self) -> str:
+        """Have the last question answered again and wait for the whole answer."""
+        notes = self.notes.count()
+        self.notes.last.evaluate("note => { note.dataset.old = '' }")
+        self.page.get_by_label("Retry").last.click()
+        expect(self.page.locator(".limpet-note[data-old]")).to_have_count(0)
+        expect(self.notes).to_have_count(notes)
+        return self.answers()[-1]
+
     def answers(self) -> list[str]:
         """The answers as shown, without the lines under them."""
         return [_without_note(text) for text in self._texts(".bot.message")]
@@ -69,6 +78,15 @@ class ChatPage:
 
     def stop(self) -> None:
         self.stop_button.click()
+
+    def set_sampling(self, temperature: str, seed: str) -> None:
+        """Open the sidebar's sampling and set these."""
+        self.page.get_by_role("button", name="Sampling").click()
+        self.page.get_by_label("Set it here").check()
+        field = self.page.get_by_label("number input for Temperature")
+        field.fill(temperature)
+        field.blur()
+        self.page.get_by_label("Seed").fill(seed)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Poll the page; fails after WAIT_S."""

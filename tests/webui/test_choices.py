@@ -49,7 +49,8 @@ def test_sampling_system_prompt_and_seed_reach_the_server_and_are_remembered(
     page = fake_page
     page.ask("plain")
     assert last_turn(server).options == {}
-    _set_everything(page)
+    page.page.get_by_label("System prompt").fill("Be brief.")
+    page.set_sampling(temperature="0.3", seed="7")
     page.ask("tuned")
     assert last_turn(server).options == {
         "temperature": 0.3, "top_p": 0.95, "top_k": 40, "repetition_penalty": 1, "seed": 7,
@@ -89,12 +90,3 @@ def test_a_restarted_server_that_is_busy_and_has_two_models(fake_page: ChatPage,
 def last_turn(server: FakeServer) -> Asked:
     """The last question that the server was asked; sessions no longer used are ended in between."""
     return [asked for asked in server.asked if not asked.parameters["sequence_end"]][-1]
-
-
-def _set_everything(page: ChatPage) -> None:
-    page.page.get_by_label("System prompt").fill("Be brief.")
-    page.page.get_by_role("button", name="Sampling").click()
-    page.page.get_by_label("Set it here").check()
-    page.page.get_by_label("number input for Temperature").fill("0.3")
-    page.page.get_by_label("number input for Temperature").blur()
-    page.page.get_by_label("Seed").fill("7")

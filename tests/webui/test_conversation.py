@@ -1,19 +1,17 @@
 """A conversation on the page: streaming, stop, regenerate, edit, clear, what text looks like."""
 
+import re
+import time
 from itertools import pairwise
 
-from playwright.sync_api import expect
+from playwright.sync_api import APIResponse, Route, expect
 
-from limpet.client import Client
 from tests.aids.chain import script
 from tests.aids.live_server import LiveServer
 from tests.webui.chat_page import ChatPage
+from tests.webui.server_state import engine, sessions
 
-
-def running(server: LiveServer) -> int:
-    """Requests that the server is answering now."""
-    with Client(server.target, model="chain") as client:
-        return int(client.status()["models"]["chain"]["running"])
+STOPPED_S = 1.0  # the page's promise
 
 
 def test_answer_streams_and_ends_with_a_line_of_counts(page: ChatPage) -> None:
@@ -41,7 +39,24 @@ def test_stop_ends_the_answer_and_the_next_question_works_at_once(page: ChatPage
     page.until(lambda: page.answers()[-1] == script("hello").text)
     assert page.answers()[0].startswith("tick0 tick1")
     expect(page.notes.first).to_contain_text("stopped")
-    page.until(lambda: running(chain) == 0)
+    page.until(lambda: engine(chain)["running"] == 0)
+
+
+def test_stop_ends_the_answer_on_the_server_which_keeps_what_was_shown(page: ChatPage, chain: LiveServer) -> None:
+    page.send("loop")
+    page.wait_for_answer("tick5")
+    page.stop()
+    deadline = time.monotonic() + 5 * STOPPED_S
+    while engine(chain)["running"]:
+        assert time.monotonic() < deadline
+    expect(page.notes).to_contain_text("stopped")
+    shown = len(page.answers()[0].split())  # a word of this script is a token
+    assert page.notes.inner_text().startswith(f"{shown} tokens · ")
+    (asked,) = re.findall(r"(\d+) in", page.notes.inner_text())
+    assert sessions(chain)[-1]["tokens"] == int(asked) + shown
+    page.ask("hello")
+    expect(page.notes.last).not_to_contain_text("sent again")
+    expect(page.notes.last).not_to_contain_text(" 0 cached")
 
 
 def test_escape_stops(page: ChatPage) -> None:
@@ -62,10 +77,11 @@ def test_a_question_asked_while_an_answer_comes_stops_it(page: ChatPage) -> None
 def test_regenerate_rewinds_and_answers_again(page: ChatPage, chain: LiveServer) -> None:
     page.ask("hello")
     page.ask("emoji")
-    page.page.get_by_label("Retry").last.click()
-    page.until(lambda: page.answers() == [script("hello").text, script("emoji").text] and page.notes.count() == 2)
-    with Client(chain.target, model="chain") as client:
-        assert [session["turns"] for session in client.sessions()][-1] == 2
+    assert page.regenerate() == script("emoji").text
+    assert page.answers()[:-1] == [script("hello").text]
+    expect(page.notes.last).not_to_contain_text(" 0 cached")
+    expect(page.notes.last).not_to_contain_text("sent again")
+    assert sessions(chain)[-1]["turns"] == 2
 
 
 def test_an_edited_question_takes_the_place_of_what_followed(page: ChatPage) -> None:
@@ -108,7 +124,21 @@ def test_markdown_code_tables_and_mathematics_are_rendered(page: ChatPage) -> No
     page.ask("code")
     answer = page.page.locator("#limpet-chat .bot.message").last
     expect(answer.locator("pre code")).to_contain_text("def add(a: int, b: int) -> int:")
-    expect(answer.locator(".copy_code_button")).to_be_visible()
+
+
+def test_code_and_whole_answers_are_copied_as_the_model_wrote_them(page: ChatPage) -> None:
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answer = page.page.locator("#limpet-chat .bot.message").last
+
+    def copied() -> str:
+        return str(page.page.evaluate("navigator.clipboard.readText()"))
+
+    page.ask("code")
+    answer.locator(".copy_code_button").click()
+    page.until(lambda: copied().strip() == script("code").text.split("```")[1].removeprefix("python\n").strip())
+    page.ask("brackets")
+    page.page.get_by_label("Copy message").last.click()
+    page.until(lambda: copied() == script("brackets").text)
 
 
 def test_emoji_and_chinese_are_whole_at_every_moment(page: ChatPage) -> None:
@@ -120,10 +150,40 @@ def test_emoji_and_chinese_are_whole_at_every_moment(page: ChatPage) -> None:
 
 
 def test_an_empty_message_does_nothing(page: ChatPage) -> None:
-    for text in ("", "   "):
-        page.send(text)
     page.ask("hello")
-    assert page.questions() == ["hello"]
+    for text in ("", "   "):
+        with page.page.expect_response(lambda response: "/run/" in response.url):
+            page.send(text)
+    page.ask("emoji")
+    assert page.questions() == ["hello", "emoji"]
+
+
+def test_a_response_that_a_later_one_overtook_is_put_right(page: ChatPage) -> None:
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold_new_chat(route: Route) -> None:
+        if not held and len(route.request.post_data_json["data"]) == 1:  # the event of "New chat" alone sends one value
+            held.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    page.page.route("**/run/**", hold_new_chat)
+    page.page.locator("#limpet-new").click()
+    page.ask("hello")
+    [(route, response)] = held
+    route.fulfill(response=response)
+    page.until(lambda: page.answers() == [])
+    page.until(lambda: page.answers() == [script("hello").text])
+
+
+def test_pressing_enter_twice_asks_once(page: ChatPage) -> None:
+    page.page.route("**/run/**", lambda route: (page.page.wait_for_timeout(50), route.continue_()))  # a slow network
+    page.box.fill("hello")
+    page.box.press("Enter")
+    page.box.press("Enter")
+    page.until(lambda: page.answers() == [script("hello").text])
+    page.ask("emoji")
+    assert page.questions() == ["hello", "emoji"]
 
 
 def test_shift_enter_breaks_the_line(page: ChatPage) -> None:
