@@ -14,7 +14,7 @@ from torch import Tensor
 
 from limpet.kernels.expert_routing import Routing
 
-PER_PROGRAM = 128  # choices, and blocks
+PER_PROGRAM = 16  # choices, and blocks: each is compared with all experts
 
 
 class ExpertBlocks(NamedTuple):
@@ -88,7 +88,7 @@ def lay_out(routing: Routing, block_rows: int) -> ExpertBlocks:
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_ROWS=block_rows,
         PER_PROGRAM=PER_PROGRAM,
-        num_warps=4,
+        num_warps=2,
     )
     return ExpertBlocks(rows, experts, counts, block_rows)
 

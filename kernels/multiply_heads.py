@@ -1,6 +1,7 @@
 """A matrix product for each head: what takes queries into latent space, and latent attention's output out of it.
 
-One tile shape whatever the load, so that a token's bits do not depend on the others.
+Tiles differ in nothing but their number of tokens, and are computed by the same instructions: a token's bits do not
+depend on the others.
 """
 
 import triton
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from limpet.kernels.checks import require
 
-BLOCK_TOKENS, BLOCK_OUTS, MAX_BLOCK_INS = 16, 128, 128
+FEW_TOKENS, MANY_TOKENS = 16, 32  # of a program; more would be other instructions
+BLOCK_OUTS, MAX_BLOCK_INS = 128, 128
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -95,7 +97,8 @@ def _launch(x: Tensor, weight: Tensor, cos: Tensor | None, sin: Tensor | None, o
     block_outs = min(BLOCK_OUTS, max(16, triton.next_power_of_2(num_outs)))
     block_ins = min(MAX_BLOCK_INS, max(16, triton.next_power_of_2(num_ins)))
     half = cos.shape[1] if cos is not None else 0
-    _multiply_heads_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads, triton.cdiv(num_outs, block_outs))](
+    block_tokens = FEW_TOKENS if num_tokens <= 2 * FEW_TOKENS else MANY_TOKENS
+    _multiply_heads_kernel[(triton.cdiv(num_tokens, block_tokens), num_heads, triton.cdiv(num_outs, block_outs))](
         x,
         weight,
         cos,
@@ -113,7 +116,7 @@ def _launch(x: Tensor, weight: Tensor, cos: Tensor | None, sin: Tensor | None, o
         cos.stride(0) if cos is not None else 0,
         out.stride(0),
         out.stride(1),
-        BLOCK_TOKENS=BLOCK_TOKENS,
+        BLOCK_TOKENS=block_tokens,
         BLOCK_OUTS=block_outs,
         BLOCK_INS=block_ins,
         BLOCK_HALF=triton.next_power_of_2(max(half, 1)),
