@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from limpet.backend.cache_manager import CacheManager
 from limpet.backend.core import CachedPrefix, RequestError, SampledStep, Sequence, SequenceOutput
 from limpet.backend.guide_compiler import GuideCompiler
+from limpet.backend.ranks.leader import Leader
 from limpet.backend.runner import ForwardHandle, Runner
 from limpet.backend.scheduler import ScheduledStep, Scheduler
 from limpet.backend.token_masks import TokenMasks
@@ -41,7 +42,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runner | Leader,
         scheduler: Scheduler,
         cache: CacheManager,
         *,

@@ -27,6 +27,8 @@ from limpet.backend.core import RequestError
 from limpet.backend.link.messages import Admin, AdminReply, Failed, Hello, ModelInfo, Welcome
 from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime, runtime_root, settings_digest
 from limpet.backend.link.router import Arrived, Connection, Lost, Router
+from limpet.backend.ranks.follower_processes import RankError
+from limpet.backend.ranks.rank_loss import RankLoss
 from limpet.backend.service import EngineService
 from limpet.backend.session_store import SessionStore, StoreError
 from limpet.backend.sessions import SessionTable
@@ -34,6 +36,7 @@ from limpet.backend.sessions import SessionTable
 logger = logging.getLogger("limpet.engine")
 
 GRACE_S = 10.0  # without a front end for so long: leave
+RANK_LOSS_KNOWN_S = 1.0
 STUBS_END_WITHIN_S = 6.0  # stubs notice the end of tritonserver within 5 s
 
 
@@ -41,10 +44,12 @@ class EngineProcess:
     """Event loop around one engine: messages while steps run, steps while messages are awaited."""
 
     def __init__(self, runtime: EngineRuntime, model_dir: Path, config: EngineConfig, server_pidfd: int) -> None:
-        engine, self.summary = build_engine(model_dir, config)
+        self._rank_loss = RankLoss()
+        engine, self.summary = build_engine(model_dir, config, self._rank_loss.happen)
         model = CheckpointDir(model_dir).model_config()
         self.engine = engine
         self.router = Router(runtime.address)
+        self._rank_loss.wake = self.router.wake
         self.store = _open_store(model_dir, config)
         sessions = SessionTable(
             idle_timeout_s=config.session_idle_timeout_s, max_sessions=config.max_sessions, store=self.store
@@ -83,9 +88,18 @@ class EngineProcess:
         self._stopping = True
         self.router.wake()
 
+    def serve(self) -> None:
+        """Serve until there is nobody left to serve, then close; raises RankError if a rank is lost."""
+        try:
+            self.run()
+            self.close()
+        except RuntimeError:  # of a collective, which fails before the end of its rank is noticed
+            self._rank_loss.check(RANK_LOSS_KNOWN_S)
+            raise
+
     def run(self) -> None:
-        """Serve until there is nobody left to serve."""
         while not self._should_leave():
+            self._rank_loss.check()
             if self.engine.num_in_flight < 2:
                 self.engine.launch(self.router.wake)
             for event in self.router.poll(timeout_s=GRACE_S):
@@ -205,8 +219,7 @@ def _serve(runtime: EngineRuntime, model_dir: Path, parameters: dict[str, str], 
         signal.signal(signal.SIGTERM, lambda *_: process.stop())
         for line in process.summary.lines():
             logger.info("%s: %s", model_dir.name, line)
-        process.run()
-        process.close()
+        process.serve()
     finally:
         _remove_leftovers(runtime, process, server_pidfd)
 
@@ -225,6 +238,9 @@ def main() -> int:
     except (ConfigError, CheckpointError, StoreError, ProcessLookupError) as error:
         logger.error("%s cannot be served: %s", arguments.model.name, error)
         return 1
+    except RankError as error:
+        logger.error("%s is not served any more: %s", arguments.model.name, error)
+        os._exit(1)  # threads may hang in a collective
     return 0
 
 

@@ -18,6 +18,7 @@ from limpet.backend.attention_metadata import AttentionMetadata
 from limpet.backend.core import StepPlan
 from limpet.backend.logit_rules import LogitRules
 from limpet.backend.logprobs import LogprobRows
+from limpet.backend.ranks.group import RankGroup
 from limpet.backend.sampler import SamplingRows
 from limpet.backend.staging import ALIGNMENT, Array, send
 
@@ -74,12 +75,14 @@ class InputBatch:
         max_graph_tokens: int,
         vocab_size: int,
         device: torch.device,
+        ranks: RankGroup,
     ) -> None:
         self.device = device
         self.sampling = SamplingRows(num_rows, device)
         self.rules = LogitRules(num_rows, vocab_size, device)
         self.logprobs = LogprobRows()
         self.last_ids = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self._ranks = ranks
         self._block_size = block_size
         self._padding_row = num_rows
         self._host_tables = np.zeros((num_rows + 1, max_blocks), dtype=np.int32)
@@ -160,7 +163,12 @@ class InputBatch:
         ]
 
     def gather(self, inputs: StepInputs) -> tuple[Tensor, AttentionMetadata]:
-        """Ids and attention metadata of the step, from the rows' state on the device."""
+        """Ids and attention metadata of the step, from the rows' state on the device.
+
+        Where several ranks share the model rank 0 has sampled: all take its ids over.
+        """
+        if inputs.num_decodes:
+            self._ranks.share(self.last_ids)
         decodes = inputs.ids[: inputs.num_decodes]
         last_ids = self.last_ids[inputs.rows[: inputs.num_decodes]]
         ids = torch.where(decodes == UNKNOWN_ID, last_ids, decodes)

@@ -95,6 +95,7 @@ class Runner:
             max_graph_tokens=max((shape.num_tokens for ladder in self._ladders for shape in ladder), default=0),
             vocab_size=self._config.vocab_size,
             device=self._device,
+            ranks=self._model.ranks,
         )
 
     @torch.inference_mode()
@@ -109,7 +110,9 @@ class Runner:
         before = torch.cuda.memory_allocated(self._device)
         filtered = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1)
         for num_tokens, params in ((self._max_prefill_tokens, filtered), (2, SamplingParams()), (2, GREEDY)):
-            self._ids(self._forward(self._full_plan(num_tokens, params)))
+            forwarded = self._forward(self._full_plan(num_tokens, params))
+            if self._model.ranks.rank == 0:
+                self._ids(forwarded)
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device) - before
         del self.cache, self._layer_caches, self._batch
@@ -122,6 +125,10 @@ class Runner:
         if self._ladders.decodes:
             self._graphs.capture(self._ladders, lambda shape: self._batch.inputs(StepPlan([], [], []), shape))
         return self._ladders
+
+    @property
+    def is_on_cuda(self) -> bool:
+        return self._device.type == "cuda"
 
     @property
     def graph_bytes(self) -> int:
@@ -146,6 +153,7 @@ class Runner:
         self._queue.close()
         if self._host_cache is not None:
             self._host_cache.close()
+        self._graphs = StepGraphs(self._compute)  # graphs go before the collectives that were captured in them
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> Forwarded:

@@ -62,7 +62,7 @@ class StepGraphs:
             inputs = padding(shape)
             self._forward(inputs)  # compiles the kernels, which a capture must not
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # NCCL has threads of its own
                 self._logits[: shape.num_decodes].copy_(self._forward(inputs))
             self._graphs[shape] = graph
             logger.info(

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from limpet.backend.ranks.group import RankGroup
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed by torch 2.13
 LOOPBACK = "127.0.0.1"
 COLLECTIVE_DEADLINE_S = 60.0  # one rank waits so long for the others before it fails
 
@@ -59,7 +60,7 @@ class ConnectedGroup(RankGroup):
 
     def gather_columns(self, x: Tensor, num_columns: int) -> Tensor:
         gathered = x.new_empty(self.size * x.shape[0], x.shape[1])
-        dist.all_gather_into_tensor(gathered, x)
+        _all_gather(gathered, x)
         columns = torch.cat(gathered.chunk(self.size), dim=1)
         return columns if columns.shape[1] == num_columns else columns[:, :num_columns].contiguous()
 

@@ -38,6 +38,7 @@ TINY_SHAPES: dict[str, dict[str, Any]] = {
     "wide-heads": {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32},
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
+    "eight-heads": {"num_attention_heads": 8, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "one-layer": {"num_hidden_layers": 1, "rms_norm_eps": 1e-3},
     "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
     "rope-llama3": {
