@@ -2,11 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def serve(repository: Path, ports: tuple[int, int, int], threads: int) -> Iterat
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_S)
+
+
+def free_ports() -> tuple[int, int, int]:
+    """Three ports that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        grpc, http, metrics = (each.getsockname()[1] for each in sockets)
+        return grpc, http, metrics
 
 
 def _wait_ready(process: psutil.Popen, address: str) -> None:

@@ -8,7 +8,6 @@ The contenders take turns within each repetition, so that a change of the machin
 
 import argparse
 import os
-import socket
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import transformers
 from rich.progress import track
 
 from limpet.benchmarks import result
-from limpet.benchmarks.child_command import Finished, Server, run_command, serve
+from limpet.benchmarks.child_command import Finished, Server, free_ports, run_command, serve
 from limpet.benchmarks.contender import Contender, Runner
 from limpet.benchmarks.engine_runner import EngineRunner
 from limpet.benchmarks.grpc_runner import GrpcRunner
@@ -85,7 +84,7 @@ def _measure(base: Result, options: argparse.Namespace, repository: Path) -> lis
     with ExitStack() as stack:
         peer = stack.enter_context(Contender(TransformersRunner, options.gguf, options.threads))
         ours = stack.enter_context(Contender(EngineRunner, repository / "smollm2", BLOCK_SIZE, options.threads))
-        server = stack.enter_context(serve(repository, _free_ports(), options.threads))
+        server = stack.enter_context(serve(repository, free_ports(), options.threads))
         load = stack.enter_context(closing(GrpcRunner(server.address)))
         measured = [
             Measured(f"transformers {transformers.__version__}", peer, 1, "engine"),
@@ -140,15 +139,6 @@ def _serving(base: Result, server: Server) -> Iterator[Result]:
 
 def _gigabytes(num_bytes: int) -> float:
     return round(num_bytes / 1e9, 3)
-
-
-def _free_ports() -> tuple[int, int, int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        grpc, http, metrics = (each.getsockname()[1] for each in sockets)
-        return grpc, http, metrics
 
 
 if __name__ == "__main__":

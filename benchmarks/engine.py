@@ -7,6 +7,7 @@ Writes benchmarks/results/<date>-<device>-engine.jsonl (or --output) and prints 
 
 import argparse
 import logging
+import os
 import platform
 import tempfile
 from collections.abc import Callable
@@ -54,12 +55,12 @@ WORKLOADS = {
 }
 
 
-def measure(engine: Engine, workload: Workload, num_runs: int, template: Result) -> Result:
+def measure(engine: Engine, workload: Workload, num_runs: int, base: Result) -> Result:
     """The median of so many runs, after one that nobody counts."""
     requests = [workload.make(engine.vocab_size, repeat) for repeat in range(num_runs + 1)]
     runs = [answer_all(engine, each, workload.concurrency) for each in requests][1:]
     named = msgspec.structs.replace(
-        template, part=workload.part, concurrency=workload.concurrency, digest=digest(requests[1])
+        base, part=workload.part, concurrency=workload.concurrency, digest=digest(requests[1])
     )
     measured = with_figures(named, runs)
     if workload.part == "decode":
@@ -69,21 +70,19 @@ def measure(engine: Engine, workload: Workload, num_runs: int, template: Result)
     return measured
 
 
-def _template(arguments: argparse.Namespace, device: str) -> Result:
-    on_gpu = device != "cpu"
+def template(model: str, gpu: str, dtype: str, commit: str | None) -> Result:
+    """A result without figures; `gpu` is its name, "" on a CPU."""
     return Result(
         date=result.today(),
-        commit=arguments.commit or result.commit(),
-        machine=f"{platform.machine()} {torch.get_num_threads()}-core",
-        gpu=torch.cuda.get_device_name(0) if on_gpu else "",
+        commit=commit or result.commit(),
+        machine=f"{platform.machine()} {os.cpu_count()}-core",
+        gpu=gpu,
         torch=str(torch.__version__),
-        triton=_version("triton") if on_gpu else "",
+        triton=_version("triton") if gpu else "",
         engine="limpet",
-        model=arguments.model,
+        model=model,
         part="decode",
-        dtype=arguments.dtype,
-        block_size=arguments.block_size,
-        deterministic=arguments.deterministic,
+        dtype=dtype,
     )
 
 
@@ -133,12 +132,17 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
 
 def _measure_all(local: LocalEngine, arguments: argparse.Namespace) -> None:
     print(arguments.model, *local.summary.lines(), sep="\n  ", flush=True)
-    template = _template(arguments, local.summary.device)
-    output = arguments.output or result.result_path(template.gpu or "cpu", "engine")
+    gpu = "" if local.summary.device == "cpu" else torch.cuda.get_device_name(0)
+    base = msgspec.structs.replace(
+        template(arguments.model, gpu, arguments.dtype, arguments.commit),
+        block_size=arguments.block_size,
+        deterministic=arguments.deterministic,
+    )
+    output = arguments.output or result.result_path(gpu or "cpu", "engine")
     columns = ("ms/step", "out tok/s", "in tok/s", "req/s", "TTFT p50 ms")
     print(f"{'part':9}{'conc':>5}", *(f"{column:>11}" for column in columns), "  distinct  digest")
     for name in arguments.parts:
-        measured = measure(local.engine, WORKLOADS[name], arguments.runs, template)
+        measured = measure(local.engine, WORKLOADS[name], arguments.runs, base)
         if local.summary.device != "cpu":
             free, total = torch.cuda.mem_get_info()
             measured = msgspec.structs.replace(measured, mem_gb=round((total - free) / GIGABYTE, 2))

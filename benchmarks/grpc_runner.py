@@ -9,23 +9,22 @@ from limpet.benchmarks.timing import Answer, Run
 from limpet.benchmarks.workload import Request
 from limpet.client import Client
 
-MAX_PROCESSES = 4
-
-
 class GrpcRunner:
-    """Clients of the server at `address`, in processes that stay alive between runs."""
+    """Clients of a model of the server at `address`, in processes that stay alive between runs."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, model: str | None = None, num_processes: int = 4) -> None:
         self._address = address
-        self._processes = ProcessPoolExecutor(MAX_PROCESSES, get_context("spawn"))
+        self._model = model
+        self._num_processes = num_processes
+        self._processes = ProcessPoolExecutor(num_processes, get_context("spawn"))
 
     def run(self, requests: list[Request], concurrency: int) -> Run:
         """Answer the requests over `concurrency` streams, each of which sends its next one when one has ended."""
         shares = [requests[stream::concurrency] for stream in range(concurrency)]
-        num_processes = min(MAX_PROCESSES, concurrency)
+        num_processes = min(self._num_processes, concurrency)
         started = time.monotonic()
         futures = [
-            self._processes.submit(_stream_all, self._address, shares[process::num_processes])
+            self._processes.submit(_stream_all, self._address, self._model, shares[process::num_processes])
             for process in range(num_processes)
         ]
         answers = [answer for future in futures for answer in future.result()]
@@ -35,9 +34,9 @@ class GrpcRunner:
         self._processes.shutdown()
 
 
-def _stream_all(address: str, shares: list[list[Request]]) -> list[Answer]:
+def _stream_all(address: str, model: str | None, shares: list[list[Request]]) -> list[Answer]:
     """In a load process: one thread a stream."""
-    with Client(address) as client, ThreadPoolExecutor(len(shares)) as threads:
+    with Client(address, model=model) as client, ThreadPoolExecutor(len(shares)) as threads:
         streams = threads.map(lambda share: [_stream(client, request) for request in share], shares)
         return [answer for answers in streams for answer in answers]
 

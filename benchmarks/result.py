@@ -54,6 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     itl_ms_p99: float | None = None
     mem_gb: float | None = None
     via: Literal["engine", "grpc", "http"] = "engine"
+    front_ends: int | None = None
     deterministic: bool = False
 
 
