@@ -12,11 +12,12 @@ from tests.aids.families import BASE, FAMILIES, convert_family
 from tests.aids.tiny_models import convert_tiny
 
 NUM_REQUESTS = 64
+NUM_BLOCKS = 96
 ROUNDS = [  # settings of the engine, other requests beside the watched ones
     ({"max_batch_size": 64}, 0),
     ({"max_batch_size": 64}, 40),
     ({"max_batch_size": 100, "max_prefill_token_num": 64}, 90),
-    ({"max_batch_size": 64, "cache_bytes": 24 << 20}, 30),  # preempts
+    ({"max_batch_size": 64, "cache_bytes": None}, 30),  # of NUM_BLOCKS blocks: preempts
     ({"max_batch_size": 3, "enable_prefix_caching": True}, 5),
 ]
 
@@ -33,8 +34,10 @@ def test_five_times_the_same_ids(family: str, tmp_path: Path) -> None:
     model_dir = convert_family(tmp_path, family).model_dir
     generator = random.Random(0)
     watched = [(_prompt(generator), _params(seed)) for seed in range(NUM_REQUESTS)]
-    answers = []
+    answers, block_bytes = [], 0
     for settings, num_others in ROUNDS:
+        if "cache_bytes" in settings:
+            settings = settings | {"cache_bytes": NUM_BLOCKS * block_bytes}
         requests = watched + [(_prompt(generator), _params(seed + 1)) for seed in range(num_others)]
         order = list(range(len(requests)))
         generator.shuffle(order)
@@ -43,6 +46,7 @@ def test_five_times_the_same_ids(family: str, tmp_path: Path) -> None:
             shuffled = [requests[index] for index in order]
             ids = [each.ids for each in engine.generate([p for p, _ in shuffled], [params for _, params in shuffled])]
             preempts = engine.engine.scheduler.num_preemptions
+            block_bytes = engine.summary.cache_bytes // engine.summary.num_blocks
         assert (preempts > 0) == ("cache_bytes" in settings)
         answers.append([ids[order.index(index)] for index in range(NUM_REQUESTS)])
     for number, answer in enumerate(answers[1:], start=1):
