@@ -104,6 +104,10 @@ tune: $(ENVIRONMENT) ## measure the kernels' meta-parameters on this GPU into ke
 bench-options: $(DEMO_MODEL) ## measure what logprobs, penalties and guided decoding cost a step (about 3 minutes)
 	$(BIN)/python -m benchmarks.options workspace/model_repository/$(DEMO_NAME) $(ARGS)
 
+.PHONY: bench-sessions
+bench-sessions: $(DEMO_MODEL) ## measure what sessions cost: tiers, idle ones, the store (about 5 minutes)
+	$(BIN)/python -m benchmarks.sessions workspace/model_repository/$(DEMO_NAME) $(ARGS)
+
 .PHONY: bench-table
 bench-table: $(ENVIRONMENT) ## write docs/benchmarks.md from benchmarks/results/
 	$(BIN)/python -m benchmarks.table

@@ -12,7 +12,20 @@ import msgspec
 
 RESULTS = Path(__file__).parent / "results"
 
-Part = Literal["decode", "prefill", "sharegpt", "fixed", "rate", "turns", "start", "memory", "convert"]
+Part = Literal[
+    "decode",
+    "prefill",
+    "sharegpt",
+    "fixed",
+    "rate",
+    "turns",
+    "start",
+    "memory",
+    "convert",
+    "tiers",
+    "idle",
+    "store",
+]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +65,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_ms_p99: float | None = None
     tpot_ms_mean: float | None = None
     itl_ms_p99: float | None = None
+    settle_ms_p50: float | None = None  # from the end of a session's turn to its confirmation
+    settle_ms_p99: float | None = None
     mem_gb: float | None = None
     via: Literal["engine", "grpc", "http"] = "engine"
     front_ends: int | None = None

@@ -10,6 +10,7 @@ from limpet.benchmarks import result
 from limpet.benchmarks.gpu_table import gpu_sections
 from limpet.benchmarks.markdown_table import render
 from limpet.benchmarks.result import RESULTS, Result
+from limpet.benchmarks.session_tables import session_sections
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """\
@@ -42,6 +43,7 @@ def write_page() -> None:
         sections.append(_cpu_section(cpu))
     if turns := _last("turns"):
         sections.append(_turns_section(turns))
+    sections += session_sections()
     sections += gpu_sections()
     PAGE.write_text("\n".join(sections), "utf-8")
     Console().print("\n".join(sections), markup=False, highlight=False, soft_wrap=True)

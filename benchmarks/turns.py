@@ -15,13 +15,12 @@ import torch
 from rich.progress import track
 
 from limpet.backend.config import EngineConfig
-from limpet.backend.core import Sequence
 from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
-from limpet.backend.sessions import SessionTable
 from limpet.benchmarks import result
 from limpet.benchmarks.result import Result
+from limpet.benchmarks.session_driver import SessionDriver, run
 from limpet.benchmarks.table import write_page
 from limpet.benchmarks.workload import digest, uniform
 
@@ -91,18 +90,9 @@ def _line(options: argparse.Namespace, local: LocalEngine, history: int, whole: 
 
 def _ask_session(engine: Engine, opening: list[int], prompts: list[list[int]]) -> list[tuple[float, int]]:
     """(seconds to the first token, cached tokens) of each turn of one session."""
-    table = SessionTable(idle_timeout_s=3600, max_sessions=1)
-    measured = []
-    for number, new in enumerate([opening, *prompts]):
-        started = time.perf_counter()
-        lease = table.begin("session", start=number == 0, end=False, truncate_to=None, rewind=0)
-        sequence = new_sequence(number, [*lease.history.tokens, *new], GREEDY, frozenset())
-        sequence.cached_prefix = lease.reusable_prefix(sequence.tokens)
-        engine.add(sequence)
-        lease.accept(sequence, None)
-        measured.append((_run(engine, sequence, started), sequence.num_cached or 0))
-        table.settle(lease, sequence.num_generated, engine.cached(sequence, len(sequence.tokens) - 1))
-    engine.cache.drop(table.sessions["session"].cached)
+    driver = SessionDriver(engine, GREEDY)
+    measured = [driver.ask("session", new) for new in (opening, *prompts)]
+    driver.end("session")
     return measured[1:]
 
 
@@ -113,20 +103,10 @@ def _ask_whole(engine: Engine, opening: list[int], prompts: list[list[int]]) -> 
         started = time.perf_counter()
         sequence = new_sequence(number, history + new, GREEDY, frozenset())
         engine.add(sequence)
-        measured.append((_run(engine, sequence, started), sequence.num_cached or 0))
+        measured.append((run(engine, sequence, started), sequence.num_cached or 0))
         engine.discard(sequence)
         history = list(sequence.tokens)
     return measured
-
-
-def _run(engine: Engine, sequence: Sequence, started: float) -> float:
-    """Answer to the end; seconds to the first token."""
-    while not sequence.num_generated:
-        engine.step()
-    first = time.perf_counter() - started
-    while engine.has_work:
-        engine.step()
-    return first
 
 
 if __name__ == "__main__":
