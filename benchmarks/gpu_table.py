@@ -39,7 +39,8 @@ def gpu_sections() -> list[str]:
 
 
 def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
-    newest = {(each.part, each.concurrency, each.block_size): each for each in measured}
+    newest = {(each.part, each.concurrency, each.block_size): each for each in measured if not each.deterministic}
+    fixed = {(each.part, each.concurrency, each.block_size): each for each in measured if each.deterministic}
     first = next(iter(newest.values()))
     peers = [peer for peer in peers if peer.model == first.model]
     names = sorted({peer.engine for peer in peers})
@@ -53,20 +54,21 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
         triton=first.triton,
         peers=", ".join(names) or "none yet",
     )
-    table = Table("part", "figure", "limpet", *names, "TTFT p50, ms (limpet)", box=MARKDOWN)
+    own = ["limpet", "limpet, deterministic"] if fixed else ["limpet"]
+    table = Table("part", "figure", *own, *names, "TTFT p50, ms (limpet)", box=MARKDOWN)
     for (part, concurrency, block_size), each in newest.items():
         if block_size != 64:
             continue
         theirs = {p.engine: p for p in peers if (p.part, p.concurrency) == (part, concurrency)}
         figures = [f"{theirs[name].figure:g}" if name in theirs else "" for name in names]
         label = f"{part} {concurrency}" if part == "decode" else part
-        table.add_row(label, _unit(part), f"{_figure(each):,.2f}", *figures, f"{each.ttft_ms_p50 or 0:.0f}")
-    blocks = {
-        size: each for (part, concurrency, size), each in newest.items() if (part, concurrency) == ("decode", 256)
-    }
-    sizes = Table("block size", "decode 256, ms a step", box=MARKDOWN)
-    for size in sorted(blocks, key=lambda size: size or 0):
-        sizes.add_row(str(size), f"{blocks[size].step_ms or 0:.2f}")
+        ours = [_figure(each), *([_figure(fixed.get((part, concurrency, block_size)))] if fixed else [])]
+        shown = [f"{figure:,.2f}" if figure else "" for figure in ours]
+        table.add_row(label, _unit(part), *shown, *figures, f"{each.ttft_ms_p50 or 0:.0f}")
+    sizes = Table("block size", "decode 256, ms a step", "prefill, input tokens/s", box=MARKDOWN)
+    for size in sorted({size or 0 for _, _, size in newest}):
+        both = [_figure(newest.get(case)) for case in (("decode", 256, size), ("prefill", 16, size))]
+        sizes.add_row(str(size), *(f"{figure:,.2f}" if figure else "" for figure in both))
     return "\n".join((head, render(table), render(sizes)))
 
 
@@ -74,5 +76,7 @@ def _unit(part: str) -> str:
     return {"decode": "ms a step", "prefill": "input tokens/s"}.get(part, "requests/s")
 
 
-def _figure(each: Result) -> float:
+def _figure(each: Result | None) -> float:
+    if each is None:
+        return 0.0
     return {"decode": each.step_ms, "prefill": each.in_tok_s}.get(each.part, each.req_s) or 0.0
