@@ -123,10 +123,10 @@ class FollowerProcesses:
         for follower, join in zip(self._followers, joins, strict=True):
             self._send(follower, join, self._encode(join))
 
-    def wait(self, deadline_s: float = START_DEADLINE_S) -> list[int]:
+    def wait(self) -> list[int]:
         """The answers to the last command, by rank; raises RankError, or what a rank refused with."""
         with self._changed:
-            self._changed.wait_for(self._is_decided, deadline_s)
+            self._changed.wait_for(self._is_decided, START_DEADLINE_S)
             if self._refused is not None:
                 kind = ConfigError if self._refused.error == "ConfigError" else CheckpointError
                 raise kind(self._refused.message)
@@ -134,7 +134,7 @@ class FollowerProcesses:
                 raise RankError(self._lost)
             late = [f"{each.name} is still {each.doing}" for each in self._followers if not each.answers]
             if late:
-                raise RankError(f"{' and '.join(late)} after {deadline_s:g} s; rank 0 waits for that.")
+                raise RankError(f"{' and '.join(late)} after {START_DEADLINE_S:g} s; rank 0 waits for that.")
             return [follower.answers.popleft().value for follower in self._followers]
 
     @contextmanager
