@@ -54,7 +54,8 @@ async def answer_chat(gateway: Gateway, body: ChatBody) -> dict[str, Any]:
     if calls:
         message |= {"content": text.strip() or None, "tool_calls": [call.body() for call in calls]}
     choice = {"index": 0, "message": message, **_shared(body, logprobs, ids, reply.finish_reason)}
-    return Envelope("chat.completion", question.model, "chatcmpl").body([choice], usage=reply.usage.body())
+    envelope = Envelope("chat.completion", question.model, "chatcmpl")
+    return envelope.body([choice], usage=reply.usage.body(), **await _prompt_ids(gateway, body, question))
 
 
 async def stream_chat(gateway: Gateway, body: ChatBody) -> AsyncGenerator[dict[str, Any]]:
@@ -63,6 +64,7 @@ async def stream_chat(gateway: Gateway, body: ChatBody) -> AsyncGenerator[dict[s
     reply, counts = ChatReply(body), StreamCounts.wanted(body)
     envelope = Envelope("chat.completion.chunk", question.model, "chatcmpl")
     delta: dict[str, Any] = {"role": "assistant", "content": ""}
+    head = await _prompt_ids(gateway, body, question)
     logprobs: list[TokenLogprobs] = []
     ids: list[int] = []
     async with aclosing(gateway.answer(question)) as chunks:
@@ -77,8 +79,8 @@ async def stream_chat(gateway: Gateway, body: ChatBody) -> AsyncGenerator[dict[s
             if calls:
                 delta["tool_calls"] = [call.body(index) for index, call in enumerate(calls, num_calls)]
             choice = {"index": 0, "delta": delta, **_shared(body, logprobs, ids, reply.finish_reason)}
-            yield envelope.body([choice], **counts.of_event(reply.usage))
-            delta, logprobs, ids = {}, [], []
+            yield envelope.body([choice], **head, **counts.of_event(reply.usage))
+            delta, logprobs, ids, head = {}, [], [], {}
     if counts.at_end:
         yield envelope.body([], usage=reply.usage.body())
 
@@ -90,6 +92,10 @@ def _shared(body: ChatBody, logprobs: list[TokenLogprobs], ids: list[int], reaso
         "finish_reason": reason,
     }
     return choice | ({"token_ids": ids} if body.return_token_ids else {})
+
+
+async def _prompt_ids(gateway: Gateway, body: ChatBody, question: Question) -> dict[str, Any]:
+    return {"prompt_token_ids": await gateway.prompt_ids(question)} if body.return_token_ids else {}
 
 
 async def _question(gateway: Gateway, body: ChatBody) -> Question:

@@ -16,10 +16,11 @@ from limpet.client.results import Chunk
 class Choice:
     """One prompt's answer while it comes."""
 
-    def __init__(self, index: int, body: CompletionBody, echo: Echo | None) -> None:
+    def __init__(self, index: int, body: CompletionBody, echo: Echo | None, prompt_ids: list[int] | None) -> None:
         self._index = index
         self._body = body
         self._echo = echo
+        self._prompt_ids = prompt_ids
         self._logprobs = None if body.logprobs is None else CompletionLogprobs()
         self._has_come = False
         self.usage = Usage()
@@ -28,22 +29,24 @@ class Choice:
         """What the chunk adds to the choice, as an event has it."""
         text = "" if self._body.is_prompt_only else chunk.text
         ids = () if self._body.is_prompt_only else chunk.output_ids
-        if self._echo is not None and not self._has_come:
+        is_first, self._has_come = not self._has_come, True
+        if self._echo is not None and is_first:
             text = self._echo.text + text
             if self._logprobs is not None:
                 self._echo.add_logprobs(self._logprobs, chunk.prompt_logprobs)
-        self._has_come = True
         self._count(chunk)
         if self._logprobs is not None and not self._body.is_prompt_only:
             for token in chunk.logprobs:
                 self._logprobs.add(token)
-        event = {
+        event: dict[str, Any] = {
             "index": self._index,
             "text": text,
             "logprobs": None if self._logprobs is None else self._logprobs.take(),
             "finish_reason": finish_reason(chunk),
         }
-        return event | ({"token_ids": list(ids)} if self._body.return_token_ids else {})
+        if self._body.return_token_ids:
+            event |= {"token_ids": list(ids)} | ({"prompt_token_ids": self._prompt_ids} if is_first else {})
+        return event
 
     def _count(self, chunk: Chunk) -> None:
         self.usage.add(chunk)
@@ -80,7 +83,9 @@ async def _begin(gateway: Gateway, body: CompletionBody) -> tuple[list[Question]
     turn, options = session_turn(body), body.options()
     raw = {"apply_chat_template": False}
     questions = [Question(model, content | raw, options, body.stream, turn) for content in contents]
-    return questions, [Choice(index, body, echo) for index, echo in enumerate(echoes)]
+    ids = [await gateway.prompt_ids(each) if body.return_token_ids else None for each in questions]
+    choices = [Choice(index, body, *each) for index, each in enumerate(zip(echoes, ids, strict=True))]
+    return questions, choices
 
 
 async def _chunks(gateway: Gateway, questions: Sequence[Question]) -> AsyncGenerator[tuple[int, Chunk]]:

@@ -28,12 +28,8 @@ async def echo_of(client: AsyncClient, prompt: str | list[int], logprobs: int | 
     """The server's tokenizer says what is missing; without logprobs nothing is asked about a prompt's text."""
     if isinstance(prompt, str):
         text = prompt
-        ids = (await client.admin("tokenize", text=prompt))["ids"] if logprobs is not None else []
+        ids = await client.tokenize(prompt) if logprobs is not None else []
     else:
-        text = await _detokenize(client, prompt)
+        text = await client.detokenize(prompt)
         ids = prompt
-    return Echo(text, await _detokenize(client, ids[:1]) if logprobs is not None else "")
-
-
-async def _detokenize(client: AsyncClient, ids: list[int]) -> str:
-    return str((await client.admin("detokenize", ids=ids))["text"])
+    return Echo(text, await client.detokenize(ids[:1]) if logprobs is not None else "")

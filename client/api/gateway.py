@@ -94,6 +94,15 @@ class Gateway:
                 if attempt is attempts[-1]:
                     raise
 
+    async def prompt_ids(self, question: Question) -> list[int] | None:
+        """The ids of a question's prompt; None where only the engine knows them: in a session, and with tools."""
+        if "input_ids" in question.content:
+            return list(question.content["input_ids"])
+        if question.turn is not None or question.options.get("tools"):
+            return None
+        client = self.client.for_model(question.model)
+        return await client.tokenize(question.content.get("prompt"), messages=question.content.get("messages"))
+
     async def metrics(self) -> dict[str, dict[str, Any]]:
         """Each model's engine's counts."""
         return {name: await self.client.for_model(name).admin("metrics") for name in await self.models()}

@@ -119,9 +119,11 @@ def test_logprobs_of_the_likeliest_by_rank(server: FakeServer, ask: openai.OpenA
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_token_ids_come_on_request(ask: openai.OpenAI, stream: bool) -> None:
+def test_token_ids_come_on_request(server: FakeServer, ask: openai.OpenAI, stream: bool) -> None:
+    server.admin = lambda operation: {"ids": [len(operation["messages"])]}
     answer = ask.chat.completions.create(  # type: ignore[call-overload]
         model="tiny", messages=QUESTION, stream=stream, extra_body={"return_token_ids": True}
     )
     pieces = list(answer) if stream else [answer]
+    assert pieces[0].prompt_token_ids == [1]
     assert [token for piece in pieces for token in piece.choices[0].token_ids] == [*range(6), *range(5)]
