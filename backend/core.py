@@ -32,7 +32,7 @@ class RequestError(Exception):
 SoftReference: TypeAlias = tuple[int, bytes]  # (block, content)
 
 
-@dataclass
+@dataclass(slots=True)
 class CachedPrefix:
     """Keys and values of a token list's start that may still be in the pool: softly referenced, in block order."""
 
