@@ -7,7 +7,6 @@ front ends: it sends link messages to an EngineService, steps the engine and che
 import shutil
 import tempfile
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -40,54 +39,21 @@ from limpet.backend.sampling_params import SamplingParams
 from limpet.backend.service import EngineService
 from limpet.backend.session_store import SessionStore, StoreError
 from limpet.backend.sessions import SessionTable
+from tests.engine.session_model import (
+    KEPT,
+    ModelRequest,
+    ModelSession,
+    ModelTurn,
+    altered,
+    cut_history,
+    without_oldest,
+)
 
 IDLE_TIMEOUT_S = 1000.0
 MAX_STEPS_TO_END = 2000
 SESSION_IDS = ("ada", "bob", "cy", "dee")
 MAX_SESSIONS = 3
 SELDOM = st.sampled_from([False, False, False, True])  # of rules after which little is left in the caches
-KEPT = '["the system prompt and the first turn left"]'
-
-
-@dataclass
-class ModelTurn:
-    messages: str | None
-    reply: list[int]
-    end: int
-
-
-@dataclass
-class ModelSession:
-    """What the reference knows of a session."""
-
-    history: list[int] = field(default_factory=list)
-    turns: list[ModelTurn] = field(default_factory=list)
-    evictions_at_settle: int = -1
-    is_stored: bool = False
-    stored: tuple[list[int], list[ModelTurn]] = field(default_factory=lambda: ([], []))  # what outlives the engine
-
-    def store(self) -> None:
-        self.is_stored, self.stored = True, (self.history, list(self.turns))
-
-
-@dataclass(eq=False)
-class ModelRequest:
-    """A request that the machine submitted."""
-
-    connection: Connection
-    key: int
-    prompt: list[int]
-    max_tokens: int
-    session_id: str | None = None
-    messages: str | None = None
-    ends_session: bool = False
-    turns: list[ModelTurn] = field(default_factory=list)
-    exact_cached: int | None = None  # what num_cached_tokens must be, unless something was evicted since
-    num_evictions: int = -1
-    received: list[int] = field(default_factory=list)
-    delivered: int = 0
-    finish_reason: str | None = None
-    freed: bool = False  # its session was ended or restarted under it
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -210,7 +176,7 @@ class SessionMachine(RuleBasedStateMachine):
     ) -> None:
         base = ModelSession() if session is None or begin.start else session
         truncate_to, rewind = (None, 0) if begin.start else (begin.truncate_to, begin.rewind)
-        history, turns = (base.history, base.turns) if truncate_to is None else _cut(base, truncate_to)
+        history, turns = (base.history, base.turns) if truncate_to is None else cut_history(base, truncate_to)
         if (truncate_to is not None and truncate_to > len(base.history)) or rewind > len(turns):
             assert self._expect(self.connections[connection], Failed).code == "INVALID_ARG"
             return
@@ -224,8 +190,8 @@ class SessionMachine(RuleBasedStateMachine):
         assert [(v.messages, unpack_ids(v.reply)) for v in begun.turns] == [(t.messages, t.reply) for t in templated]
         num_dropped = 0 if raw else min(drop, len(templated))
         is_plain = not (alter and templated and not raw) and rewind == 0 and truncate_to is None and not num_dropped
-        prompt, turns = _altered(history, turns, head_end) if alter and not raw else (history, turns)
-        prompt, turns = _without_oldest(prompt, turns, head_end, num_dropped)
+        prompt, turns = altered(history, turns, head_end) if alter and not raw else (history, turns)
+        prompt, turns = without_oldest(prompt, turns, head_end, num_dropped)
         request = ModelRequest(
             self.connections[connection],
             begin.key,
@@ -502,48 +468,3 @@ class SessionMachine(RuleBasedStateMachine):
                 self.replies.remove(reply)
                 return
         raise AssertionError(f"no {kind.__name__} came for request {request.key}")
-
-
-def _cut(session: ModelSession, num_tokens: int) -> tuple[list[int], list[ModelTurn]]:
-    """History and turns truncated to a number of tokens, by the contract's words."""
-    kept: list[ModelTurn] = []
-    for turn in session.turns:
-        if turn.end <= num_tokens:
-            kept.append(turn)
-            continue
-        reply_start = turn.end - len(turn.reply)
-        previous_end = kept[-1].end if kept else 0
-        if num_tokens > previous_end:
-            is_whole = num_tokens >= reply_start and session.history[reply_start : turn.end] == turn.reply
-            reply = turn.reply[: num_tokens - reply_start] if is_whole else []
-            kept.append(ModelTurn(turn.messages if is_whole else None, reply, num_tokens))
-        break
-    return session.history[:num_tokens], kept
-
-
-def _altered(history: list[int], turns: list[ModelTurn], head_end: int) -> tuple[list[int], list[ModelTurn]]:
-    """The history as a template that drops something of an earlier reply would write it."""
-    first = next((index for index, turn in enumerate(turns) if turn.end > head_end), None)
-    if first is None or not turns[first].reply:
-        return history, turns
-    end = turns[first].end
-    if history[end - len(turns[first].reply) : end] != turns[first].reply:
-        return history, turns
-    shifted = [ModelTurn(t.messages, t.reply, t.end - 1) if t.end >= end else t for t in turns]
-    return history[: end - 1] + history[end:], shifted
-
-
-def _without_oldest(
-    history: list[int], turns: list[ModelTurn], head_end: int, count: int
-) -> tuple[list[int], list[ModelTurn]]:
-    """The history without its oldest templated turns, as for a context that overflows; two tokens stay in front."""
-    if count == 0:
-        return history, turns
-    raw = [turn for turn in turns if turn.end <= head_end]
-    templated = turns[len(raw) :]
-    end = templated[count - 1].end
-    start = min(head_end + 2, end)
-    left = [ModelTurn(turn.messages, turn.reply, turn.end - (end - start)) for turn in templated[count:]]
-    if left:
-        left[0].messages = KEPT
-    return history[:start] + history[end:], [*raw, *left]
