@@ -94,7 +94,8 @@ bench-cpu: $(DEMO_GGUF) ## measure on this machine's CPU, beside transformers (a
 
 .PHONY: bench-turns
 bench-turns: $(DEMO_MODEL) ## measure turns of a session beside the whole conversation (about 5 minutes)
-	$(BIN)/python -m benchmarks.turns workspace/model_repository/$(DEMO_NAME) $(ARGS)
+	$(BIN)/limpet-bench turns workspace/model_repository/$(DEMO_NAME) $(ARGS)
+	$(BIN)/python -m limpet.benchmarks.table
 
 .PHONY: tune
 tune: $(ENVIRONMENT) ## measure the kernels' meta-parameters on this GPU into kernels/tuned/

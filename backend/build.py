@@ -43,6 +43,7 @@ class EngineSummary:
     max_batch_size: int
     max_prefill_token_num: int
     session_len: int
+    vocab_size: int
     deterministic: bool
     step_bytes: int  # of the largest step's intermediate results; this and what follows on CUDA only
     graph_bytes: int
@@ -127,6 +128,7 @@ def build_engine(
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=settings.max_prefill_tokens,
         session_len=min(settings.session_len, num_blocks * config.cache_block_seq_len),
+        vocab_size=model_config.vocab_size,
         deterministic=config.deterministic,
         step_bytes=room.step_bytes,
         graph_bytes=built.runner.graph_bytes,

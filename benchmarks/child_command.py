@@ -72,6 +72,28 @@ def serve(repository: Path, ports: tuple[int, int, int], threads: int) -> Iterat
         process.wait(STOP_S)
 
 
+@contextmanager
+def endpoint(server: str) -> Iterator[str]:
+    """limpet-api in front of the server at that gRPC address; its URL."""
+    port = free_ports()[0]
+    process = subprocess.Popen([_script("limpet-api"), server, f"--port={port}", "--log-level=warning"])
+    try:
+        deadline = time.monotonic() + START_S
+        while not _is_listening(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("limpet-api did not start.")
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_ports() -> tuple[int, int, int]:
     """Three ports that nobody listens on."""
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""SmolLM2-135M in float32 on this machine's CPU: this engine, the same through gRPC, and transformers beside them.
+"""SmolLM2-135M in float32 on this machine's CPU: in process, through gRPC and limpet-api, and transformers beside it.
 
     python -m benchmarks.cpu .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -21,12 +21,13 @@ import transformers
 from rich.progress import track
 
 from limpet.benchmarks import result
-from limpet.benchmarks.child_command import Finished, Server, free_ports, run_command, serve
+from limpet.benchmarks.child_command import Finished, Server, endpoint, free_ports, run_command, serve
 from limpet.benchmarks.contender import Contender, Runner
 from limpet.benchmarks.engine_runner import EngineRunner
-from limpet.benchmarks.grpc_runner import GrpcRunner
+from limpet.benchmarks.load_generator import LoadGenerator
 from limpet.benchmarks.result import Result
 from limpet.benchmarks.table import write_page
+from limpet.benchmarks.targets import Target
 from limpet.benchmarks.timing import Run, with_figures
 from limpet.benchmarks.transformers_runner import TransformersRunner
 from limpet.benchmarks.workload import digest, uniform
@@ -34,8 +35,8 @@ from limpet.benchmarks.workload import digest, uniform
 VOCAB_SIZE = 49152
 BLOCK_SIZE = 64
 NUM_REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 64, 32
-ENGINE_STREAMS = (1, 4, 8, 16)  # 1 and 8 are the goals, 1, 4 and 16 stand beside gRPC's
-GRPC_STREAMS = (1, 4, 16)
+ENGINE_STREAMS = (1, 4, 8, 16)  # 1 and 8 are the goals, 1, 4 and 16 stand beside the served ones
+SERVED_STREAMS = (1, 4, 16)
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,13 @@ def _measure(base: Result, options: argparse.Namespace, repository: Path) -> lis
         peer = stack.enter_context(Contender(TransformersRunner, options.gguf, options.threads))
         ours = stack.enter_context(Contender(EngineRunner, repository / "smollm2", BLOCK_SIZE, options.threads))
         server = stack.enter_context(serve(repository, free_ports(), options.threads))
-        load = stack.enter_context(closing(GrpcRunner(server.address)))
+        load = stack.enter_context(closing(LoadGenerator(Target(server.address))))
+        http = stack.enter_context(closing(LoadGenerator(Target(stack.enter_context(endpoint(server.address))))))
         measured = [
             Measured(f"transformers {transformers.__version__}", peer, 1, "engine"),
             *(Measured("limpet", ours, streams, "engine") for streams in ENGINE_STREAMS),
-            *(Measured("limpet", load, streams, "grpc") for streams in GRPC_STREAMS),
+            *(Measured("limpet", load, streams, "grpc") for streams in SERVED_STREAMS),
+            *(Measured("limpet", http, streams, "http") for streams in SERVED_STREAMS),
         ]
         runs = _take_turns(measured, options.repeats)
         speeds = [_speed(base, each, runs[index]) for index, each in enumerate(measured)]

@@ -1,6 +1,6 @@
 """The engine in this process on one device, with random weights of a well-known model's shape.
 
-    python -m benchmarks.engine --model llama-2-7b --block-size 64
+    limpet-bench engine --model llama-2-7b --block-size 64
 
 Writes benchmarks/results/<date>-<device>-engine.jsonl (or --output) and prints a table.
 """
@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -99,8 +99,8 @@ def _row(measured: Result) -> str:
     return f"{measured.part:9}{measured.concurrency:5}{numbers}{measured.distinct_last:10}  {measured.digest}"
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.engine", description=__doc__.splitlines()[0] if __doc__ else "")
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="limpet-bench engine", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=SHAPES, default="llama-2-7b")
     parser.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
@@ -113,7 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--output", type=Path)
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
@@ -154,13 +154,15 @@ def _measure_all(local: LocalEngine, arguments: argparse.Namespace) -> None:
         print(f"device memory in use: {(total - free) / 2**30:.2f} GiB, {share:.1%} of what was summed up at the start")
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> int:
+    """Entry point of the subcommand."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    arguments = _arguments()
+    arguments = _arguments(given)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_shape(arguments.model, Path(folder))
         with LocalEngine(model_dir, _config(arguments)) as local:
             _measure_all(local, arguments)
+    return 0
 
 
 if __name__ == "__main__":

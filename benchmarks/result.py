@@ -49,6 +49,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     block_size: int | None = None
     threads: int | None = None
     concurrency: int | None = None
+    rate: float | None = None  # requests a second that were sent, at random times (Poisson)
     digest: str = ""
     req: int | None = None
     in_tok: int | None = None
@@ -87,8 +88,9 @@ def read(path: Path) -> list[Result]:
 
 
 def result_path(machine: str, what: str) -> Path:
-    """Today's file of that machine and benchmark."""
-    return RESULTS / f"{today()}-{machine.replace(' ', '-')}-{what}.jsonl"
+    """Today's file of that machine and benchmark; an installed wheel writes where it is called."""
+    folder = RESULTS if RESULTS.is_dir() else Path.cwd()
+    return folder / f"{today()}-{machine.replace(' ', '-')}-{what}.jsonl"
 
 
 def today() -> str:

@@ -20,8 +20,9 @@ from limpet.backend.checkpoint import CheckpointDir
 from limpet.benchmarks import result
 from limpet.benchmarks.child_command import free_ports, serve
 from limpet.benchmarks.engine import WORKLOADS, Workload, template
-from limpet.benchmarks.grpc_runner import GrpcRunner
+from limpet.benchmarks.load_generator import LoadGenerator
 from limpet.benchmarks.result import Result
+from limpet.benchmarks.targets import Target
 from limpet.benchmarks.timing import with_figures
 from limpet.benchmarks.workload import digest
 
@@ -48,7 +49,7 @@ def _instances(count: int) -> str:
     return f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]"
 
 
-def measure(load: GrpcRunner, workload: Workload, vocab_size: int, num_runs: int, base: Result) -> Result:
+def measure(load: LoadGenerator, workload: Workload, vocab_size: int, num_runs: int, base: Result) -> Result:
     """The median of so many runs, after one that nobody counts."""
     requests = [workload.make(vocab_size, repeat) for repeat in range(num_runs + 1)]
     runs = [load.run(each, workload.concurrency) for each in requests][1:]
@@ -78,7 +79,7 @@ def main() -> None:
     with (
         with_front_ends(arguments.repository, arguments.model, arguments.front_ends) as repository,
         serve(repository, free_ports(), torch.get_num_threads()) as server,
-        closing(GrpcRunner(server.address, arguments.model, arguments.load_processes)) as load,
+        closing(LoadGenerator(Target(server.address, arguments.model), arguments.load_processes)) as load,
     ):
         print(f"ready after {server.start_s:.1f} s", flush=True)
         for part in arguments.parts:

@@ -19,6 +19,8 @@ class Answer:
     num_input_tokens: int = 0
     num_cached_tokens: int = 0
     last_id: int = -1
+    ended_s: float = 0.0  # of the load generator's answers
+    error: str = ""  # why there is no answer
 
     @property
     def num_output_tokens(self) -> int:
@@ -75,16 +77,32 @@ def steady_step_ms(run: Run) -> float:
     return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
 
 
+@dataclass(frozen=True)
+class Latencies:
+    """In seconds: of each answer its time to first token and time per output token, and all gaps between arrivals."""
+
+    ttft: list[float]
+    tpot: list[float]
+    itl: list[float]
+
+    @classmethod
+    def of(cls, answers: list[Answer]) -> "Latencies":
+        """An answer of one token has no time per token."""
+        return cls(
+            ttft=[answer.ttft_s for answer in answers],
+            tpot=[tpot for answer in answers if (tpot := answer.tpot_s) is not None],
+            itl=[later - earlier for answer in answers for (earlier, _), (later, _) in pairwise(answer.arrivals)],
+        )
+
+
 def _latencies(answers: list[Answer]) -> dict[str, float]:
     """In milliseconds; nothing for answers that came in one piece."""
-    tpots = [tpot for answer in answers if (tpot := answer.tpot_s) is not None]
-    if not tpots:
+    each = Latencies.of(answers)
+    if not each.tpot:
         return {}
-    first = [answer.ttft_s for answer in answers]
-    gaps = [later - earlier for answer in answers for (earlier, _), (later, _) in pairwise(answer.arrivals)]
     return {
-        "ttft_ms_p50": round(1e3 * median(first), 1),
-        "ttft_ms_p99": round(1e3 * float(np.percentile(first, 99)), 1),
-        "tpot_ms_mean": round(1e3 * mean(tpots), 2),
-        "itl_ms_p99": round(1e3 * float(np.percentile(gaps, 99)), 2),
+        "ttft_ms_p50": round(1e3 * median(each.ttft), 1),
+        "ttft_ms_p99": round(1e3 * float(np.percentile(each.ttft, 99)), 1),
+        "tpot_ms_mean": round(1e3 * mean(each.tpot), 2),
+        "itl_ms_p99": round(1e3 * float(np.percentile(each.itl, 99)), 2),
     }

@@ -1,6 +1,6 @@
 """Time to the first token of a session's turns, beside the same conversation sent whole each time.
 
-    python -m benchmarks.turns workspace/model_repository/smollm2 --histories 512 2048 6144
+    limpet-bench turns workspace/model_repository/smollm2 --histories 512 2048 6144
 
 A session begins with a history; then come turns of so many new tokens each. In process, greedy, prefix caching off:
 what a turn reuses is its session's own. Writes benchmarks/results/<date>-<machine>-turns.jsonl.
@@ -9,10 +9,13 @@ what a turn reuses is its session's own. Writes benchmarks/results/<date>-<machi
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from limpet.backend.config import EngineConfig
 from limpet.backend.engine import Engine
@@ -21,15 +24,15 @@ from limpet.backend.sampling_params import SamplingParams
 from limpet.benchmarks import result
 from limpet.benchmarks.result import Result
 from limpet.benchmarks.session_driver import SessionDriver, run
-from limpet.benchmarks.table import write_page
 from limpet.benchmarks.workload import digest, uniform
 
 ANSWER_TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
 
 
-def main() -> None:
-    options = _parse()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the subcommand."""
+    options = _parse(arguments)
     config = EngineConfig(
         max_batch_size=1,
         enable_prefix_caching=False,
@@ -43,17 +46,28 @@ def main() -> None:
             for whole in (False, True)
         ]
     result.append(result.result_path(lines[0].machine, "turns"), lines)
-    write_page()
+    Console().print(_table(lines))
+    return 0
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _table(lines: Sequence[Result]) -> Table:
+    table = Table("history, tokens", "engine", "TTFT p50, ms", "TTFT max, ms", "cached tokens in the last turn")
+    for each in lines:
+        figures = (f"{each.ttft_ms_p50:.1f}", f"{each.ttft_ms_p99:.1f}", str(each.cached_tokens))
+        table.add_row(str(each.in_tok), each.engine, *figures)
+    return table
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="limpet-bench turns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="a converted model's folder")
     parser.add_argument("--histories", type=int, nargs="+", default=[512, 2048, 6144], help="tokens before the turns")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--turn-tokens", type=int, default=200, help="new tokens of a turn")
     parser.add_argument("--dummy", action="store_true", help="random weights of the model's shape")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _line(options: argparse.Namespace, local: LocalEngine, history: int, whole: bool) -> Result:

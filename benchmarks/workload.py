@@ -51,6 +51,13 @@ def uniform(
     return [Request(_random_ids(generator, prompt_tokens, vocab_size), output_tokens) for _ in range(num_requests)]
 
 
+def arrival_times(num_requests: int, rate: float) -> list[float]:
+    """Seconds after the start at which requests arrive at random (Poisson), `rate` a second on average."""
+    gaps = -np.log(1.0 - _generator(4).random(num_requests)) / rate
+    times: list[float] = np.cumsum(gaps).tolist()
+    return times
+
+
 def totals(requests: list[Request]) -> tuple[int, int]:
     """Input and output tokens of all requests."""
     return sum(len(each.prompt) for each in requests), sum(each.num_output_tokens for each in requests)

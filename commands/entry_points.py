@@ -38,6 +38,11 @@ def api() -> int:
     return _run("limpet.client.api.cli", extra="api")
 
 
+def bench() -> int:
+    """limpet-bench."""
+    return _run("limpet.benchmarks.cli", extra="bench")
+
+
 def ready() -> int:
     """limpet-ready."""
     return _run("limpet.client.ready")

@@ -11,6 +11,7 @@ import pytest
 # For each command a library that it imports early, and one that it imports late.
 LIBRARIES = {
     "limpet-api": ("grpc", "fastapi.routing"),
+    "limpet-bench": ("grpc", "rich.progress"),
     "limpet-chat": ("grpc", "tritonclient.grpc"),
     "limpet-convert": ("torch", "transformers"),
     "limpet-ready": ("grpc", "tritonclient.grpc"),
@@ -19,12 +20,14 @@ LIBRARIES = {
     "limpet-webui": ("grpc", "gradio.components"),
 }
 
+ARGUMENTS = {"limpet-serve": ["--model-repository=nothing"], "limpet-bench": ["serving", "127.0.0.1:1"]}
+
 
 @pytest.mark.parametrize("command", LIBRARIES)
 @pytest.mark.parametrize("when", [0, 1], ids=["early", "late"])
 def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(command: str, when: int, tmp_path: Path) -> None:
     path = Path(sys.executable).with_name(command)
-    arguments = ["--model-repository=nothing"] if command == "limpet-serve" else ["127.0.0.1:1"]
+    arguments = ARGUMENTS.get(command, ["127.0.0.1:1"])
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", path, *arguments], stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )

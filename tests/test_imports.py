@@ -12,7 +12,14 @@ FOLDERS = ("backend", "benchmarks", "client", "commands", "converter", "kernels"
 # Folder -> modules of Limpet that it may import; a prefix counts for what lies below it.
 ALLOWED = {
     "backend": ("limpet.backend", "limpet.kernels"),
-    "benchmarks": ("limpet.benchmarks", "limpet.backend", "limpet.client", "limpet.converter", "limpet.kernels"),
+    "benchmarks": (
+        "limpet.benchmarks",
+        "limpet.backend",
+        "limpet.client",
+        "limpet.commands",
+        "limpet.converter",
+        "limpet.kernels",
+    ),
     "client": ("limpet.client",),
     "commands": ("limpet.commands",),  # the commands' modules by name, once Ctrl-C is seen to
     "converter": ("limpet.converter", "limpet.backend.checkpoint", "limpet.backend.config", "limpet.model_repository"),

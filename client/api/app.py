@@ -20,7 +20,7 @@ from limpet.client.api.gateway import Gateway
 from limpet.client.api.keys import BearerKeys
 from limpet.client.api.metrics import ApiMetrics, metrics_text
 from limpet.client.api.problems import Problem, problem
-from limpet.client.api.request_models import ChatBody, CompletionBody
+from limpet.client.api.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from limpet.client.errors import LimpetError
 
 
@@ -49,7 +49,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(address: str, keys: Sequence[str] = ()) -> FastAPI:
-    """The application in front of the server at gRPC address `address`; with `keys` the paths below /v1 need one."""
+    """The application in front of the server at `address` (gRPC); with `keys` all but /health and /metrics need one."""
     gateway = Gateway(AsyncClient(address))
     counts = CollectorRegistry()
 
@@ -59,16 +59,16 @@ def create_app(address: str, keys: Sequence[str] = ()) -> FastAPI:
         await gateway.client.close()
 
     app = FastAPI(title="Limpet", description="OpenAI's API in front of a Limpet server.", lifespan=lifespan)
-    app.include_router(_protected(gateway), dependencies=[Depends(BearerKeys(keys))])
+    for router in (_answers(gateway), _models(gateway), _texts(gateway)):
+        app.include_router(router, dependencies=[Depends(BearerKeys(keys))])
     app.include_router(_open(gateway, counts))
     app.add_middleware(ApiMetrics, registry=counts)
     _handle_errors(app)
     return app
 
 
-def _protected(gateway: Gateway) -> APIRouter:
+def _answers(gateway: Gateway) -> APIRouter:
     router = APIRouter(prefix="/v1", responses=_REFUSALS)
-    started = int(time.time())
 
     @router.post("/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
@@ -84,6 +84,13 @@ def _protected(gateway: Gateway) -> APIRouter:
             return await event_stream(request, stream_completion(gateway, body))
         return json_response(await unless_gone(request, answer_completion(gateway, body)))
 
+    return router
+
+
+def _models(gateway: Gateway) -> APIRouter:
+    router = APIRouter(prefix="/v1", responses=_REFUSALS)
+    started = int(time.time())
+
     @router.get("/models")
     async def models() -> Response:
         """The models; `max_model_len` is the longest context in tokens."""
@@ -96,6 +103,26 @@ def _protected(gateway: Gateway) -> APIRouter:
         """One model."""
         name = await gateway.model(model)
         return json_response(_model(name, started, (await gateway.summaries()).get(name, {})))
+
+    return router
+
+
+def _texts(gateway: Gateway) -> APIRouter:
+    router = APIRouter(responses=_REFUSALS)
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        """The ids of the prompt that a text, or messages, would be."""
+        client = gateway.client.for_model(await gateway.model(body.model))
+        messages = None if body.messages is None else [message.on_the_wire() for message in body.messages]
+        ids = await client.tokenize(body.prompt, messages=messages)
+        return json_response({"tokens": ids, "count": len(ids)})
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """The text of ids."""
+        client = gateway.client.for_model(await gateway.model(body.model))
+        return json_response({"prompt": await client.detokenize(body.tokens)})
 
     return router
 
@@ -120,7 +147,7 @@ def _open(gateway: Gateway, counts: CollectorRegistry) -> APIRouter:
 
 def _model(name: str, created: int, summary: dict[str, Any]) -> dict[str, Any]:
     model = {"id": name, "object": "model", "created": created, "owned_by": "limpet"}
-    return model | {"max_model_len": summary.get("session_len")}
+    return model | {"max_model_len": summary.get("session_len"), "vocab_size": summary.get("vocab_size")}
 
 
 def _handle_errors(app: FastAPI) -> None:

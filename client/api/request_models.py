@@ -176,3 +176,18 @@ class CompletionBody(GenerationBody):
         if self.is_prompt_only:
             options["max_tokens"] = 1
         return options
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize (vLLM's): either a raw prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize (vLLM's)."""
+
+    model: str | None = None
+    tokens: list[TokenId]
