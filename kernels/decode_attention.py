@@ -59,10 +59,10 @@ def _decode_attention_kernel(
     BLOCK_N: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
-    seq = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1) // tl.cdiv(GROUP, BLOCK_HEADS)
+    seq = tl.program_id(1).to(tl.int64)
+    kv_head = tl.program_id(0) // tl.cdiv(GROUP, BLOCK_HEADS)  # neighbours read neighbouring memory
     split, num_splits = tl.program_id(2), tl.num_programs(2)
-    in_group = tl.program_id(1) % tl.cdiv(GROUP, BLOCK_HEADS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    in_group = tl.program_id(0) % tl.cdiv(GROUP, BLOCK_HEADS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     valid = in_group < GROUP
     heads = kv_head * GROUP + in_group
     kv_len = tl.load(kv_lens_ptr + seq)
@@ -153,7 +153,7 @@ def _launch(
     block_heads = pick_block_heads(group)
     block_n, num_warps, num_stages = pick_tile(head_dim, q.element_size(), block_heads, q.device)
     d_main, d_rest = split_head_dim(head_dim)
-    _decode_attention_kernel[(num_seqs, k_cache.shape[2] * triton.cdiv(group, block_heads), num_splits)](
+    _decode_attention_kernel[(k_cache.shape[2] * triton.cdiv(group, block_heads), num_seqs, num_splits)](
         q,
         k_cache,
         v_cache,

@@ -101,7 +101,8 @@ def test_a_kernel_that_fails_is_explained(output: str, advice: str) -> None:
 def test_the_trap_is_named_where_a_kernel_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_kernel().state == "ok"
     broken = tmp_path / "ptxas"
-    broken.write_text("#!/bin/sh\necho 'ptxas fatal: unsupported' >&2\nexit 1\n")
+    said = "Cuda compilation tools, release 12.8, V12.8.61"  # Triton leaves out one that does not say its version
+    broken.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{said}' && exit\necho 'ptxas fatal' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(broken))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
