@@ -155,7 +155,7 @@ def _connect(
     followers.wait()  # until they run
     store, port = open_store()
     followers.tell_to_join([Join(rank, str(model_dir), config, port) for rank in range(1, config.tp)])
-    ranks = ConnectedGroup(0, config.tp, settings.device, store)
+    ranks = ConnectedGroup(0, config.tp, settings.device, settings.dtype, store, config.all_reduce)
     followers.wait()
     return ranks
 

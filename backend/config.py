@@ -27,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_token_num: Annotated[int, Meta(ge=16)] | None = None  # prompt tokens of one step; CUDA 8192, CPU 512
     max_waiting: Annotated[int, Meta(ge=1)] = 1024  # queued requests; past it UNAVAILABLE
     tp: Annotated[int, Meta(ge=1)] = 1
+    all_reduce: Literal["auto", "nccl"] = "auto"  # of GPUs; auto: small sums through symmetric memory
     enable_prefix_caching: bool = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on the CPU, else as on disk
     deterministic: bool = False  # CUDA: a request's ids do not depend on batch, chunking, cache hits or preemption

@@ -16,6 +16,7 @@ DESCRIPTIONS = {
     "max_prefill_token_num": "prompt tokens computed in one step",
     "max_waiting": "requests that may wait; past it UNAVAILABLE",
     "tp": "GPUs that share the model (tensor parallel)",
+    "all_reduce": "how GPUs add: auto (small sums through symmetric memory), or nccl alone",
     "enable_prefix_caching": "reuse the cache of equal beginnings: true or false",
     "dtype": "type to compute in: auto (float32 on the CPU, else as on disk), float32, bfloat16, float16",
     "deterministic": "GPU: a request gives the same ids in any batch, at some cost: true or false",

@@ -3,6 +3,7 @@
 import os
 import socket
 from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from limpet.backend.ranks.group import RankGroup
+
+if TYPE_CHECKING:
+    from limpet.backend.ranks.one_shot import OneShotReducer
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed by torch 2.13
 LOOPBACK = "127.0.0.1"
@@ -37,9 +41,17 @@ def find_store(port: int) -> TCPStore:
 
 
 class ConnectedGroup(RankGroup):
-    """Returns once all ranks are there; one at a time in a process."""
+    """Returns once all ranks are there; one at a time in a process. Sums are of `dtype`; raises ConfigError."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, store: TCPStore) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        store: TCPStore,
+        all_reduce: Literal["auto", "nccl"],
+    ) -> None:
         super().__init__(rank, size)
         _stay_on_this_machine()
         on_cuda = device.type == "cuda"
@@ -53,8 +65,15 @@ class ConnectedGroup(RankGroup):
             timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S),
             device_id=device if on_cuda else None,
         )
+        self._one_shot: OneShotReducer | None = None
+        if on_cuda and all_reduce == "auto":
+            from limpet.backend.ranks.one_shot import open_one_shot  # takes time, and no CPU has it
+
+            self._one_shot = open_one_shot(rank, size, device, dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._one_shot is not None and self._one_shot.takes(x):
+            return self._one_shot.all_reduce(x)
         dist.all_reduce(x)
         return x
 
@@ -68,6 +87,7 @@ class ConnectedGroup(RankGroup):
         dist.broadcast(x, src=0)
 
     def close(self) -> None:
+        self._one_shot = None
         dist.destroy_process_group()
 
 

@@ -63,10 +63,11 @@ class Follower:
     def _follow(self, join: Join) -> int:
         checkpoint = CheckpointDir(Path(join.model_dir))
         settings = RunnerSettings.of(join.config, checkpoint.model_config(), join.rank)
-        ranks = ConnectedGroup(join.rank, join.config.tp, settings.device, find_store(join.port))
+        config, store = join.config, find_store(join.port)
+        ranks = ConnectedGroup(join.rank, config.tp, settings.device, settings.dtype, store, config.all_reduce)
         self._send(Done())
         assert isinstance(self._receive(), Load)
-        built = build_runner(checkpoint, join.config, settings, ranks)
+        built = build_runner(checkpoint, config, settings, ranks)
         self._send(Done(built.weight_bytes))
         while not isinstance(command := self._receive(), Stop):
             self._do(command, built)

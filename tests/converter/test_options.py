@@ -26,6 +26,7 @@ SETTINGS = {
     "max_prefill_token_num": "64",
     "max_waiting": "9",
     "tp": "2",
+    "all_reduce": "nccl",
     "enable_prefix_caching": "false",
     "dtype": "bfloat16",
     "deterministic": "true",
