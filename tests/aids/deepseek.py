@@ -72,11 +72,30 @@ DEEPSEEK_SHAPES: dict[str, dict[str, Any]] = {
         "v_head_dim": 24,
     },
 }
+TRUE_HEADS: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 352,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+# For GPUs: heads as the real models have them.
+LARGE_SHAPES = {
+    "lite, true heads": LITE | TRUE_HEADS | {"n_routed_experts": 64},
+    "v2, true heads": V2 | TRUE_HEADS | {"q_lora_rank": 384, "n_routed_experts": 40, "n_group": 8, "topk_group": 3},
+}
 
 
 def build_deepseek(shape: str) -> PreTrainedModel:
-    """A float32 model of that shape (DEEPSEEK_SHAPES), all parameters random, norms included."""
-    model = DeepseekV2ForCausalLM(DeepseekV2Config(**DEEPSEEK_SHAPES[shape])).eval()
+    """A float32 model of that shape (DEEPSEEK_SHAPES, LARGE_SHAPES), all parameters random, norms included."""
+    model = DeepseekV2ForCausalLM(DeepseekV2Config(**(DEEPSEEK_SHAPES | LARGE_SHAPES)[shape])).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

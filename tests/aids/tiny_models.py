@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
-from tests.aids.deepseek import DEEPSEEK_SHAPES, write_deepseek
+from tests.aids.deepseek import DEEPSEEK_SHAPES, LARGE_SHAPES, write_deepseek
 from tests.aids.tiny import write_tiny
 
 
@@ -20,8 +20,8 @@ class ConvertedTiny:
 
 
 def convert_tiny(folder: Path, shape: str, *, max_shard_size: str = "1GB") -> ConvertedTiny:
-    """Write the tiny model of that shape (TINY_SHAPES or DEEPSEEK_SHAPES) into `folder` and convert it there."""
-    if shape in DEEPSEEK_SHAPES:
+    """Write the model of that shape (TINY_SHAPES, DEEPSEEK_SHAPES, LARGE_SHAPES) into `folder` and convert it there."""
+    if shape in DEEPSEEK_SHAPES | LARGE_SHAPES:
         reference = write_deepseek(folder / "source", shape)
     else:
         reference = write_tiny(folder / "source", shape, max_shard_size=max_shard_size)
