@@ -17,6 +17,7 @@ from limpet.kernels.checks import require
 
 NUM_PIECES = 8
 BLOCK_TOKENS = 16  # of a program that multiplies: the tensor cores' smallest tile
+CHOOSING_TOKENS = 4  # of a program that chooses: one a warp
 MAX_BLOCK_INS = 128
 
 
@@ -210,7 +211,7 @@ def route(
     )
     weights = torch.empty(num_tokens, num_choices, dtype=torch.float32, device=x.device)
     ids, ranks = (torch.empty(num_tokens, num_choices, dtype=torch.int32, device=x.device) for _ in range(2))
-    _choose_kernel[(num_tokens,)](
+    _choose_kernel[(triton.cdiv(num_tokens, CHOOSING_TOKENS),)](
         scores,
         weights,
         ids,
@@ -227,9 +228,9 @@ def route(
         FIRST=routed.start,
         NUM_HERE=len(routed),
         NORMALIZES=normalizes and top_k > 1,
-        BLOCK_TOKENS=1,
+        BLOCK_TOKENS=CHOOSING_TOKENS,
         BLOCK_EXPERTS=block_experts,
         BLOCK_CHOICES=triton.next_power_of_2(num_choices),
-        num_warps=1,
+        num_warps=CHOOSING_TOKENS,
     )
     return Routing(weights, ids, ranks, counts)

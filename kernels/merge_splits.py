@@ -9,12 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "whole_len"], do_not_specialize_on_alignment=["kv_lens_ptr"])
 def _merge_splits_kernel(
     partial_ptr,  # [num_seqs, num_heads, num_splits, HEAD_DIM_V] float32
     lse_ptr,  # [num_seqs, num_heads, num_splits]
     out_ptr,
+    kv_lens_ptr,  # None: all sequences were split
     num_splits,
+    whole_len,
     out_stride_seq,
     out_stride_head,
     HEAD_DIM_V: tl.constexpr,
@@ -22,6 +24,9 @@ def _merge_splits_kernel(
     BLOCK_SPLITS: tl.constexpr,
 ):
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if kv_lens_ptr is not None:  # noqa: SIM102 - decided when compiling
+        if tl.load(kv_lens_ptr + seq) <= whole_len:
+            return
     splits, columns = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_V)
     first = (seq * tl.num_programs(1) + head) * num_splits
     lse = tl.load(lse_ptr + first + splits, mask=splits < num_splits, other=float("-inf"))
@@ -34,18 +39,21 @@ def _merge_splits_kernel(
     tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=columns < HEAD_DIM_V)
 
 
-def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
+def merge_splits(partial: Tensor, lse: Tensor, out: Tensor, kv_lens: Tensor | None = None, whole_len: int = 0) -> None:
     """Write what partial [num_seqs, num_heads, num_splits, head_dim_v] and lse [num_seqs, num_heads, num_splits] make.
 
     Both are float32 and contiguous; a split with nothing in it has lse minus infinity, and each sequence has one with
-    something. out [num_seqs, num_heads, head_dim_v].
+    something. out [num_seqs, num_heads, head_dim_v]; with kv_lens [num_seqs] sequences of at most `whole_len` positions
+    were not split, and are left as they are.
     """
     num_seqs, num_heads, num_splits, head_dim_v = partial.shape
     _merge_splits_kernel[(num_seqs, num_heads)](
         partial,
         lse,
         out,
+        kv_lens,
         num_splits,
+        whole_len,
         out.stride(0),
         out.stride(1),
         HEAD_DIM_V=head_dim_v,

@@ -41,12 +41,12 @@ def test_experts_are_those_of_a_float32_gate(
 ) -> None:
     num_experts, top_k, num_shared, groups, groups_per_token = shape
     generator = torch.Generator().manual_seed(0)
-    x = random(generator, 37, 200, dtype=dtype, device=device)
+    x = random(generator, 19, 200, dtype=dtype, device=device)
     router = random(generator, num_experts, 200, dtype=dtype, device=device) / 8
     weights, ids = kernels.route(x, router, top_k, num_shared, groups, groups_per_token, 2.5, normalizes)[:2]
     expected_weights, expected_ids = naive_route(x, router, top_k, groups, groups_per_token, 2.5, normalizes)
     assert torch.equal(ids[:, :top_k].cpu().sort(dim=1).values, expected_ids.int().sort(dim=1).values)
-    assert ids[:, top_k:].tolist() == [list(range(num_experts, num_experts + num_shared))] * 37
+    assert ids[:, top_k:].tolist() == [list(range(num_experts, num_experts + num_shared))] * 19
     assert_close("weights", weights[:, :top_k], expected_weights, torch.float32)
     assert bool((weights[:, top_k:] == 1.0).all())
 

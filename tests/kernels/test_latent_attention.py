@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from limpet.kernels.latent_decode_attention import pick_num_splits
+from limpet.kernels.latent_decode_attention import MAX_SPLITS, pick_splits
 from tests.kernels.compare import assert_close, nans, random
 from tests.kernels.implementations import ModuleType, both
 from tests.kernels.paged import naive_attention, paged_cache
@@ -57,8 +57,15 @@ def test_decode_of_row_sizes(
 
 @both
 def test_decode_of_one_long_sequence_is_split(kernels: ModuleType, dtype: torch.dtype, device: torch.device) -> None:
-    assert pick_num_splits(2, 640, num_multiprocessors=8) > 2
+    assert pick_splits(2, 640, num_multiprocessors=8)[0] > 2
     check_decode(kernels, [600, 1], 4, (32, 16), 32, dtype, device)
+
+
+def test_splits_fill_the_device_and_serve_long_sequences_in_crowds() -> None:
+    assert pick_splits(num_programs=1, max_kv_len=32768, num_multiprocessors=132) == (MAX_SPLITS, 32)
+    assert pick_splits(num_programs=64, max_kv_len=32768, num_multiprocessors=132) == (17, 128)
+    assert pick_splits(num_programs=256, max_kv_len=32768, num_multiprocessors=132) == (5, 512)
+    assert pick_splits(num_programs=256, max_kv_len=512, num_multiprocessors=132)[0] == 1
 
 
 @pytest.mark.gpu
