@@ -8,8 +8,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_SECOND_LABEL = {"limpet_cache_blocks": "state", "limpet_errors": "code"}  # beside `model`
-
 
 class ApiMetrics:
     """An ASGI middleware: requests by path and status, and how many are being answered."""
@@ -63,7 +61,7 @@ class _EngineMetrics(Collector):
                 name, _, label = series.removesuffix("}").partition("{")
                 kind = "counter" if name.endswith("_total") else "gauge"
                 family = _family(families, name.removesuffix("_total"), kind)
-                second = {_SECOND_LABEL[family.name]: label} if label else {}
+                second = {"code" if family.name == "limpet_errors" else "state": label} if label else {}
                 family.add_sample(name, {"model": model} | second, value)
             for name, state in counts["histograms"].items():
                 family = _family(families, name, "histogram")

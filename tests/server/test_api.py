@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from limpet.client import Client
 from tests.aids.chain import answer_ids, script
@@ -19,6 +20,7 @@ from tests.aids.live_server import LiveServer, free_ports
 
 pytestmark = pytest.mark.server
 LIMPET_API = Path(sys.executable).with_name("limpet-api")
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 KEY = "secret"
 
 
@@ -131,6 +133,13 @@ def test_prompt_token_ids_are_what_was_computed(chain: LiveServer, ask: openai.O
     assert next(iter(events)).prompt_token_ids == prompt  # type: ignore[attr-defined]
     answer = ask.completions.create(model="chain", prompt="hello", extra_body=wanted)
     assert answer.choices[0].prompt_token_ids == raw  # type: ignore[attr-defined]
+
+
+def test_metrics_show_all_that_the_docs_list(url: str) -> None:
+    families = {family.name for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)}
+    documented = re.findall(r"^\| `(limpet_\w+?)(?:_total)?` \|", DOCS.read_text("utf-8"), re.MULTILINE)
+    assert len(documented) > 10
+    assert set(documented) <= families
 
 
 def test_a_client_that_goes_away_frees_its_slot(chain: LiveServer, ask: openai.OpenAI) -> None:
