@@ -43,7 +43,10 @@ class AdminOps:
         operation = self._operations.get(op)
         if operation is None:
             raise RequestError("INVALID_ARG", f"Unknown op {op!r}; known are {', '.join(self._operations)}.")
-        decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        try:
+            decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise RequestError("INVALID_ARG", f"The arguments of op {op} are no valid JSON object: {error}.") from None
         key = str(decoded.pop("admin_key", "") or "")
         if op not in OPEN_OPS and not hmac.compare_digest(key.encode(), self._config.admin_key.encode()):
             raise RequestError("INVALID_ARG", f"op {op} needs the right admin_key.")

@@ -145,10 +145,10 @@ class SessionStore:
             ended = [(session_id,) for session_id, session in changes.items() if session is None]
             self._connection.executemany("DELETE FROM sessions WHERE id = ?", ended)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is, those who wait must hear of it
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
-            logger.error("%d changes of sessions could not be written to %s: %s", len(changes), self._path, error)
+            logger.exception("%d changes of sessions could not be written to %s.", len(changes), self._path)
             return StoreError(f"The session store cannot be written ({error}): this turn is kept in memory only.")
         self.num_commits += 1
         return None

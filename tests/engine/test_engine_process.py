@@ -153,6 +153,7 @@ def test_sessions_are_listed_with_their_blocks(front_end: FakeFrontEnd) -> None:
     [
         ({"action": "rename"}, "INVALID_ARG"),
         ({"limit": 0}, "INVALID_ARG"),
+        ({"action": "show", "session_id": "half of a pair: \ud800"}, "INVALID_ARG"),
         ({"action": "show", "session_id": "never begun"}, "NOT_FOUND"),
         ({"action": "fork", "session_id": "never begun"}, "NOT_FOUND"),
     ],
