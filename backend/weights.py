@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, checkpoint: CheckpointDir) -> int:
             _load_file(path, linked.get(path.name), weights, unfilled, fill)
     if unfilled:
         raise CheckpointError(f"The checkpoint lacks {_some(unfilled)}: convert the model again.")
-    return _num_bytes(weights)
+    return num_bytes(model)
 
 
 def fill_with_noise(model: nn.Module, rank: int = 0) -> int:
@@ -52,7 +52,7 @@ def fill_with_noise(model: nn.Module, rank: int = 0) -> int:
             else:
                 seed = zlib.crc32(name.encode()) + (0 if weight.is_whole else rank << 32)
                 weight.data.normal_(0.0, 0.02, generator=torch.Generator(weight.device).manual_seed(seed))
-    return _num_bytes(weights)
+    return num_bytes(model)
 
 
 def _weights(model: nn.Module) -> Weights:
@@ -64,8 +64,9 @@ def _weights(model: nn.Module) -> Weights:
     return weights
 
 
-def _num_bytes(weights: Weights) -> int:
-    return sum(weight.numel() * weight.element_size() for each in weights.values() for weight in each)
+def num_bytes(model: nn.Module) -> int:
+    """Of the parameters that this rank holds; on the meta device too."""
+    return sum(weight.nbytes for each in _weights(model).values() for weight in each)
 
 
 def _load_file(

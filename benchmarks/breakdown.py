@@ -22,6 +22,7 @@ from limpet.benchmarks.workload import uniform
 
 WARM_STEPS, STEPS = 20, 20
 NAME_WIDTH = 90
+COLLECTIVES = ("nccl", "all_reduce")  # in the kernels' names
 
 
 def profile_decodes(engine: Engine, batch: int, prompt_tokens: int) -> None:
@@ -59,6 +60,9 @@ def _print_table(profiled: profile, title: str) -> None:
         times[event.name].append(event.time_range.elapsed_us())
     busy_us = sum(map(sum, times.values()))
     print(f"\n{title}: {(end - start) / STEPS:.0f} us a step, of which the GPU is busy {busy_us / STEPS:.0f} us")
+    shared_us = sum(sum(each) for name, each in times.items() if any(mark in name.lower() for mark in COLLECTIVES))
+    if shared_us:
+        print(f"collectives, waiting for the other ranks included: {shared_us / STEPS:.0f} us a step")
     print(f"{'us a step':>10}{'calls':>8}{'us each':>9}  kernel")
     for name, each in sorted(times.items(), key=lambda item: -sum(item[1]))[:25]:
         print(f"{sum(each) / STEPS:10.1f}{len(each) / STEPS:8.1f}{sum(each) / len(each):9.2f}  {name[:NAME_WIDTH]}")
@@ -67,6 +71,9 @@ def _print_table(profiled: profile, title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.breakdown")
     parser.add_argument("--model", choices=SHAPES, default="llama-2-7b")
+    parser.add_argument("--layers", type=int, help="so many of the model's")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--all-reduce", choices=("auto", "nccl"), default="auto")
     parser.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=64)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 256])
     parser.add_argument("--prompt-tokens", type=int, default=256)
@@ -78,13 +85,17 @@ def main() -> None:
         enable_prefix_caching=False,
         dtype="bfloat16",
         load_format="dummy",
+        tp=arguments.tp,
+        all_reduce=arguments.all_reduce,
     )
     with tempfile.TemporaryDirectory() as folder:
-        model_dir = write_shape(arguments.model, Path(folder))
+        model_dir = write_shape(arguments.model, Path(folder), arguments.layers)
         with LocalEngine(model_dir, config) as local:
             rate = copy_rate()
             for batch in arguments.batches:
                 profile_decodes(local.engine, batch, arguments.prompt_tokens)
+                if arguments.tp > 1 or arguments.layers is not None:
+                    continue
                 kv_len = arguments.prompt_tokens + WARM_STEPS + STEPS // 2
                 read = step_bytes(SHAPES[arguments.model], batch, kv_len)
                 print(f"floor {1e6 * read / rate:.0f} us: {read / 1e9:.2f} GB at the {rate / 1e9:.0f} GB/s of a copy")

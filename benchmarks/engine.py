@@ -102,6 +102,9 @@ def _row(measured: Result) -> str:
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="limpet-bench engine", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=SHAPES, default="llama-2-7b")
+    parser.add_argument("--layers", type=int, help="so many of the model's")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs, or CPU processes, that share the model")
+    parser.add_argument("--all-reduce", choices=("auto", "nccl"), default="auto")
     parser.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -127,22 +130,26 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         device=arguments.device,
         load_format="dummy",
         deterministic=arguments.deterministic,
+        tp=arguments.tp,
+        all_reduce=arguments.all_reduce,
     )
 
 
 def _measure_all(local: LocalEngine, arguments: argparse.Namespace) -> None:
-    print(arguments.model, *local.summary.lines(), sep="\n  ", flush=True)
+    name = arguments.model if arguments.layers is None else f"{arguments.model}, {arguments.layers} layers"
+    print(name, *local.summary.lines(), sep="\n  ", flush=True)
     gpu = "" if local.summary.device == "cpu" else torch.cuda.get_device_name(0)
     base = msgspec.structs.replace(
-        template(arguments.model, gpu, arguments.dtype, arguments.commit),
+        template(name, gpu, arguments.dtype, arguments.commit),
+        tp=arguments.tp,
         block_size=arguments.block_size,
         deterministic=arguments.deterministic,
     )
     output = arguments.output or result.result_path(gpu or "cpu", "engine")
     columns = ("ms/step", "out tok/s", "in tok/s", "req/s", "TTFT p50 ms")
     print(f"{'part':9}{'conc':>5}", *(f"{column:>11}" for column in columns), "  distinct  digest")
-    for name in arguments.parts:
-        measured = measure(local.engine, WORKLOADS[name], arguments.runs, base)
+    for part in arguments.parts:
+        measured = measure(local.engine, WORKLOADS[part], arguments.runs, base)
         if local.summary.device != "cpu":
             free, total = torch.cuda.mem_get_info()
             measured = msgspec.structs.replace(measured, mem_gb=round((total - free) / GIGABYTE, 2))
@@ -159,7 +166,7 @@ def main(given: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = _arguments(given)
     with tempfile.TemporaryDirectory() as folder:
-        model_dir = write_shape(arguments.model, Path(folder))
+        model_dir = write_shape(arguments.model, Path(folder), arguments.layers)
         with LocalEngine(model_dir, _config(arguments)) as local:
             _measure_all(local, arguments)
     return 0

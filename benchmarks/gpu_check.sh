@@ -5,15 +5,7 @@
 #     sh benchmarks/gpu_check.sh
 set -u
 cd "$(dirname "$0")/.."
-site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-if [ -d .whl ]; then
-    python3 -m pip install -q --no-index --no-deps --no-compile --target "$site" .whl/*.whl || exit 1
-fi
-ln -s "$PWD" "$site/limpet"
-mkdir "$site/limpet-0.1.0.dist-info"
-printf 'Metadata-Version: 2.1\nName: limpet\nVersion: 0.1.0\n' >"$site/limpet-0.1.0.dist-info/METADATA"
-export PYTHONPATH="$site" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+. benchmarks/gpu_site.sh
 python3 - <<'PYTHON' || exit 1
 import torch, transformers, triton
 print("GPU", torch.cuda.get_device_name(0), "torch", torch.__version__, "Triton", triton.__version__)

@@ -18,6 +18,13 @@ prompt tokens a step, CUDA graphs; {date}, commit {commit}, torch {torch}, Trito
 in flight. The peers were measured on the same kind of machine with the same requests ({peers}).
 """
 
+SEVERAL_HEAD = """\
+## Several {gpu}s of one host
+
+`limpet-bench engine --model … --tp 2`, the rest as above; {date}, commit {commit}. Efficiency: what one GPU takes over
+what so many take, divided by their number. NVLink multicast is off.
+"""
+
 
 class PeerFigures(msgspec.Struct, frozen=True):
     """A peer's row: milliseconds a step for decode, input tokens/s for prefill, requests/s for sharegpt."""
@@ -28,14 +35,17 @@ class PeerFigures(msgspec.Struct, frozen=True):
     concurrency: int
     figure: float
     ttft_ms_p50: float | None = None
+    tp: int = 1
 
 
 def gpu_sections() -> list[str]:
-    """A section for each model that was measured on a GPU, from the newest lines."""
+    """A section for each model that was measured on one GPU, then one for several GPUs, from the newest lines."""
     found = [each for path in sorted(RESULTS.glob("*-engine.jsonl")) for each in result.read(path) if each.gpu]
     peers = [msgspec.json.decode(line, type=PeerFigures) for line in PEERS.read_bytes().splitlines()]
-    models = sorted({each.model for each in found})
-    return [_section([each for each in found if each.model == model], peers) for model in models]
+    alone, alone_peers = [each for each in found if each.tp == 1], [peer for peer in peers if peer.tp == 1]
+    models = sorted({each.model for each in alone})
+    sections = [_section([each for each in alone if each.model == model], alone_peers) for model in models]
+    return [*sections, *_several(found, peers)]
 
 
 def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
@@ -70,6 +80,34 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
         both = [_figure(newest.get(case)) for case in (("decode", 256, size), ("prefill", 16, size))]
         sizes.add_row(str(size), *(f"{figure:,.2f}" if figure else "" for figure in both))
     return "\n".join((head, render(table), render(sizes)))
+
+
+def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
+    """Models on several GPUs beside one, and how much of the best that so many could give they do."""
+    newest = {(each.model, each.part, each.concurrency, each.tp): each for each in found if not each.deterministic}
+    shared = [each for each in newest.values() if each.tp > 1]
+    if not shared:
+        return []
+    theirs = {(peer.engine, peer.model, peer.part, peer.concurrency, peer.tp): peer.figure for peer in peers}
+    names = sorted({peer.engine for peer in peers if peer.tp > 1})
+    columns = ("model", "GPUs", "part", "figure", "limpet", "on one", "efficiency", *names, "GB a GPU")
+    table = Table(*columns, box=MARKDOWN)
+    for each in sorted(shared, key=lambda one: (one.model, one.tp)):
+        case = each.model, each.part, each.concurrency
+        alone = _figure(newest.get((*case, 1)))
+        gain = (alone / _figure(each) if each.part == "decode" else _figure(each) / alone) if alone else 0.0
+        table.add_row(
+            each.model,
+            str(each.tp),
+            f"{each.part} {each.concurrency}" if each.part == "decode" else each.part,
+            _unit(each.part),
+            f"{_figure(each):,.2f}",
+            f"{alone:,.2f}" if alone else "",
+            f"{gain / each.tp:.0%}" if alone else "",
+            *(f"{theirs[key]:g}" if (key := (name, *case, each.tp)) in theirs else "" for name in names),
+            f"{each.mem_gb or 0:.0f}",
+        )
+    return [SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=shared[0].commit) + "\n" + render(table)]
 
 
 def _unit(part: str) -> str:

@@ -97,9 +97,12 @@ SHAPES = {
 }
 
 
-def write_shape(name: str, folder: Path) -> Path:
-    """A model's folder with that shape and no weights, for `load_format=dummy`."""
+def write_shape(name: str, folder: Path, num_layers: int | None = None) -> Path:
+    """A model's folder with that shape, or so many layers of it, and no weights, for `load_format=dummy`."""
     checkpoint = CheckpointDir(folder / name)
     checkpoint.folder.mkdir(parents=True)
-    checkpoint.model_path.write_bytes(msgspec.json.encode(SHAPES[name]))
+    shape = SHAPES[name]
+    if num_layers is not None:
+        shape = msgspec.structs.replace(shape, num_layers=num_layers)
+    checkpoint.model_path.write_bytes(msgspec.json.encode(shape))
     return checkpoint.root

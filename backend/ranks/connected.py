@@ -65,15 +65,19 @@ class ConnectedGroup(RankGroup):
             timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S),
             device_id=device if on_cuda else None,
         )
-        self._one_shot: OneShotReducer | None = None
+        self.one_shot: OneShotReducer | None = None
         if on_cuda and all_reduce == "auto":
             from limpet.backend.ranks.one_shot import open_one_shot  # takes time, and no CPU has it
 
-            self._one_shot = open_one_shot(rank, size, device, dtype)
+            self.one_shot = open_one_shot(rank, size, device, dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self._one_shot is not None and self._one_shot.takes(x):
-            return self._one_shot.all_reduce(x)
+        if self.one_shot is not None and self.one_shot.takes(x):
+            return self.one_shot.all_reduce(x)
+        return self.all_reduce_in_place(x)
+
+    def all_reduce_in_place(self, x: Tensor) -> Tensor:
+        """By NCCL or gloo, whatever the size."""
         dist.all_reduce(x)
         return x
 
@@ -87,7 +91,7 @@ class ConnectedGroup(RankGroup):
         dist.broadcast(x, src=0)
 
     def close(self) -> None:
-        self._one_shot = None
+        self.one_shot = None
         dist.destroy_process_group()
 
 

@@ -14,10 +14,12 @@ from limpet.backend.build import build_engine
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
+from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.models.registry import build_model
 from limpet.backend.offline import LocalEngine
 from limpet.backend.ranks.group import RankGroup
 from limpet.backend.sampling_params import SamplingParams
+from limpet.backend.weights import num_bytes
 from tests.aids.ids_equal import assert_ids_equal
 from tests.aids.tiny import one_thread
 from tests.aids.tiny_models import ConvertedTiny, convert_tiny
@@ -42,11 +44,15 @@ class Shared(NamedTuple):
         return [answer.ids for answer in self.local.generate(prompts, params)]
 
 
+def part_of(tiny: ConvertedTiny, rank: int, size: int) -> CausalLM:
+    """A rank's part of the model, of meta tensors."""
+    config = CheckpointDir(tiny.model_dir).model_config()
+    return build_model(config, 512, torch.device("meta"), torch.float32, RankGroup(rank, size))
+
+
 def config_of(tiny: ConvertedTiny, size: int) -> EngineConfig:
     """NUM_BLOCKS blocks of this model's part of a cache."""
-    model = build_model(
-        CheckpointDir(tiny.model_dir).model_config(), 512, torch.device("meta"), torch.float32, RankGroup(0, size)
-    )
+    model = part_of(tiny, 0, size)
     return EngineConfig(
         tp=size,
         device="cpu",
@@ -99,6 +105,13 @@ def test_ids_equal_transformers_with_preemption_and_prefix_hits(shared: Shared) 
     assert again.num_cached_tokens == 96
     assert again.ids == greedy_reference(shared.tiny.reference, longer, len(again.ids)).ids
     shared.local.engine.check_integrity()
+
+
+def test_ranks_load_what_a_plan_of_meta_tensors_says(shared: Shared) -> None:
+    size = shared.local.summary.tp
+    parts = [num_bytes(part_of(shared.tiny, rank, size)) for rank in range(size)]
+    assert shared.local.summary.weight_bytes == max(parts)
+    assert max(parts) < num_bytes(part_of(shared.tiny, 0, 1))
 
 
 def test_samples_equal_those_of_one_process(shared: Shared) -> None:

@@ -1,0 +1,148 @@
+"""What a model takes on each of several GPUs, and how long its decode steps should take, without any GPU.
+
+    python -m benchmarks.memory_plan --model deepseek-v2 --tp 4 8
+    python -m benchmarks.memory_plan --tp 8 --measured-tp 2 --measured-layers 26 --measured 1=9.1 16=14.2
+
+Every rank's part is built of meta tensors by the engine's own code and added up by the loader's. A step is predicted as
+the bytes that a rank reads over --rate, and a cost per layer that is what a measured run took beyond that.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from limpet.backend.checkpoint import ModelConfig
+from limpet.backend.layers.weight import Weight
+from limpet.backend.models.causal_lm import CausalLM
+from limpet.backend.models.registry import build_model
+from limpet.backend.ranks.degrees import check_degree
+from limpet.backend.ranks.group import RankGroup
+from limpet.backend.weights import num_bytes
+from limpet.benchmarks.model_shapes import SHAPES
+
+GIB = 1 << 30
+DTYPE = torch.bfloat16
+
+SESSION_LEN = 4096
+KV_LEN = 256  # of each sequence, as in the middle of the decode workload
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's part of a model, of meta tensors."""
+
+    config: ModelConfig
+    model: CausalLM
+
+    @classmethod
+    def of(cls, config: ModelConfig, rank: int, tp: int) -> "RankPlan":
+        return cls(config, build_model(config, SESSION_LEN, torch.device("meta"), DTYPE, RankGroup(rank, tp)))
+
+    @property
+    def weight_bytes(self) -> int:
+        return num_bytes(self.model)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the cache, in all layers."""
+        return self.model.cache_layout.block_bytes(1, DTYPE)
+
+    def step_bytes(self, batch: int) -> float:
+        """Of weights and cache that a decode step reads; of routed experts those that are touched on average."""
+        total = float(batch * KV_LEN * self.token_bytes)
+        for name, weight in self.model.named_parameters():
+            assert isinstance(weight, Weight)
+            is_table = name == "embed_tokens.weight" and not self.config.tie_word_embeddings
+            total += 0 if is_table else weight.nbytes * self._read_share(name, weight, batch)
+        return total
+
+    def _read_share(self, name: str, weight: Weight, batch: int) -> float:
+        experts = self.config.experts
+        if experts is None or ".experts_" not in name:
+            return 1.0
+        routed = len(weight.parts[0][0]) / weight.shape[0]
+        untouched = (1 - experts.num_experts_per_token / experts.num_experts) ** batch
+        return 1 - routed * untouched
+
+
+def main() -> None:
+    arguments = _arguments()
+    config = SHAPES[arguments.model]
+    console = Console(width=120)
+    console.print(_memory_table(arguments, config))
+    if arguments.measured:
+        console.print(_step_table(arguments, config))
+
+
+def _memory_table(arguments: argparse.Namespace, config: ModelConfig) -> Table:
+    table = Table(
+        "GPUs",
+        "weights, GiB a rank",
+        "of the whole",
+        "cache, KiB a token",
+        "cache, GiB",
+        "tokens",
+        f"sequences of {SESSION_LEN}",
+        title=f"{arguments.model}, {arguments.gpu_gib:g} GiB a GPU, {arguments.taken_gib:g} for steps, graphs and CUDA",
+    )
+    whole = RankPlan.of(config, 0, 1).weight_bytes
+    for tp in arguments.tp:
+        check_degree(config, tp)
+        plans = [RankPlan.of(config, rank, tp) for rank in range(tp)]
+        largest = max(plan.weight_bytes for plan in plans)
+        room = (arguments.gpu_gib - arguments.taken_gib) * GIB - largest
+        tokens = int(room / plans[0].token_bytes)
+        fits = room > 0
+        table.add_row(
+            str(tp),
+            f"{largest / GIB:.2f}",
+            f"1/{whole / largest:.2f}",
+            f"{plans[0].token_bytes / 1024:.1f}",
+            f"{room / GIB:.1f}" if fits else "does not fit",
+            f"{tokens:,}" if fits else "",
+            f"{tokens // SESSION_LEN:,}" if fits else "",
+        )
+    return table
+
+
+def _step_table(arguments: argparse.Namespace, config: ModelConfig) -> Table:
+    measured = {int(batch): float(ms) for batch, ms in (each.split("=") for each in arguments.measured)}
+    layers, rate = arguments.measured_layers or config.num_layers, arguments.rate * 1e9
+    part = RankPlan.of(msgspec.structs.replace(config, num_layers=layers), 0, arguments.measured_tp)
+    table = Table(
+        "batch",
+        f"measured: {layers} layers on {arguments.measured_tp}, ms",
+        "of it reading",
+        "else, us a layer",
+        *(f"{config.num_layers} layers on {tp}, ms" for tp in arguments.tp),
+        title=f"Decode steps at {arguments.rate:g} GB/s",
+    )
+    plans = {tp: RankPlan.of(config, 0, tp) for tp in arguments.tp}
+    for batch, ms in measured.items():
+        reading = part.step_bytes(batch) / rate
+        per_layer = (ms / 1e3 - reading) / layers
+        predicted = [plan.step_bytes(batch) / rate + per_layer * config.num_layers for plan in plans.values()]
+        shown = [f"{1e3 * seconds:.1f}" for seconds in predicted]
+        table.add_row(str(batch), f"{ms:.2f}", f"{1e3 * reading:.2f}", f"{1e6 * per_layer:.0f}", *shown)
+    return table
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="deepseek-v2")
+    parser.add_argument("--tp", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--gpu-gib", type=float, default=139.8, help="memory of a GPU that torch sees")
+    parser.add_argument("--taken-gib", type=float, default=12.0, help="of it for the largest step, graphs and CUDA")
+    parser.add_argument("--rate", type=float, default=4300.0, help="GB/s that a large copy reads and writes")
+    parser.add_argument("--measured", nargs="*", metavar="BATCH=MS", help="decode steps of a run")
+    parser.add_argument("--measured-tp", type=int, default=2)
+    parser.add_argument("--measured-layers", type=int)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
