@@ -36,10 +36,16 @@ def _program_place(num_blocks, num_out_tiles, GROUP: tl.constexpr):
     return first_block + place % per_group % height, place % per_group // height
 
 
+@triton.jit
+def _load_weights(ptrs, inside, EVEN: tl.constexpr):
+    return tl.load(ptrs) if EVEN else tl.load(ptrs, mask=inside, other=0.0)
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
-def _gate_up_kernel(
+def _grouped_matmul_kernel(
     x_ptr,
     weight_ptr,
+    choice_weights_ptr,  # of the second half
     out_ptr,
     rows_ptr,
     experts_ptr,
@@ -49,7 +55,8 @@ def _gate_up_kernel(
     num_ins,
     x_stride,
     out_stride,
-    NUM_CHOICES: tl.constexpr,
+    ROWS_PER_X: tl.constexpr,  # choices that share a row of x
+    IS_GATED: tl.constexpr,  # the first half: gate rows, then up rows
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTS: tl.constexpr,
     BLOCK_INS: tl.constexpr,
@@ -64,72 +71,25 @@ def _gate_up_kernel(
     in_block, outs = tl.arange(0, BLOCK_ROWS), out_tile * BLOCK_OUTS + tl.arange(0, BLOCK_OUTS)
     valid = in_block < count
     rows = tl.load(rows_ptr + block * BLOCK_ROWS + in_block, mask=valid, other=0)
-    x_ptrs = x_ptr + (rows // NUM_CHOICES).to(tl.int64)[:, None] * x_stride
-    gate_ptrs = weight_ptr + (expert * 2 * num_outs + outs % num_outs)[:, None] * num_ins
-    up_ptrs = gate_ptrs + num_outs.to(tl.int64) * num_ins
-    gate = tl.zeros([BLOCK_ROWS, BLOCK_OUTS], dtype=tl.float32)
-    up = tl.zeros([BLOCK_ROWS, BLOCK_OUTS], dtype=tl.float32)
+    x_ptrs = x_ptr + (rows // ROWS_PER_X).to(tl.int64)[:, None] * x_stride
+    first_row = expert * num_outs * (2 if IS_GATED else 1)
+    weight_ptrs = weight_ptr + (first_row + outs % num_outs)[:, None] * num_ins
+    up_ptrs = weight_ptrs + num_outs.to(tl.int64) * num_ins
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTS], dtype=tl.float32)
+    up = acc
     for first in range(0, num_ins, BLOCK_INS):
         ins = (first + tl.arange(0, BLOCK_INS))[None, :]
-        if EVEN:
-            x = tl.load(x_ptrs + ins, mask=valid[:, None], other=0.0)
-            gate_weight, up_weight = tl.load(gate_ptrs + ins), tl.load(up_ptrs + ins)
-        else:
-            inside = ins < num_ins
-            x = tl.load(x_ptrs + ins, mask=valid[:, None] & inside, other=0.0)
-            gate_weight = tl.load(gate_ptrs + ins, mask=inside, other=0.0)
-            up_weight = tl.load(up_ptrs + ins, mask=inside, other=0.0)
-        gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
-        up = tl.dot(x, tl.trans(up_weight), up, input_precision="ieee")
-    y = gate * tl.sigmoid(gate) * up
+        inside = ins < num_ins
+        x = tl.load(x_ptrs + ins, mask=valid[:, None] if EVEN else valid[:, None] & inside, other=0.0)
+        acc = tl.dot(x, tl.trans(_load_weights(weight_ptrs + ins, inside, EVEN)), acc, input_precision="ieee")
+        if IS_GATED:
+            up = tl.dot(x, tl.trans(_load_weights(up_ptrs + ins, inside, EVEN)), up, input_precision="ieee")
+    if IS_GATED:
+        y = acc * tl.sigmoid(acc) * up
+    else:
+        y = acc * tl.load(choice_weights_ptr + rows, mask=valid, other=0.0)[:, None]
     out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * out_stride + outs[None, :]
     tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (outs < num_outs)[None, :])
-
-
-@triton.jit(do_not_specialize=["num_blocks"])
-def _down_kernel(
-    x_ptr,
-    weight_ptr,
-    choice_weights_ptr,
-    out_ptr,
-    rows_ptr,
-    experts_ptr,
-    counts_ptr,
-    num_blocks,
-    num_outs,
-    num_ins,
-    x_stride,
-    out_stride,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUTS: tl.constexpr,
-    BLOCK_INS: tl.constexpr,
-    GROUP: tl.constexpr,
-    EVEN: tl.constexpr,
-):
-    block, out_tile = _program_place(num_blocks, tl.cdiv(num_outs, BLOCK_OUTS), GROUP)
-    count = tl.load(counts_ptr + block)
-    if count == 0:
-        return
-    expert = tl.load(experts_ptr + block).to(tl.int64)
-    in_block, outs = tl.arange(0, BLOCK_ROWS), out_tile * BLOCK_OUTS + tl.arange(0, BLOCK_OUTS)
-    valid = in_block < count
-    rows = tl.load(rows_ptr + block * BLOCK_ROWS + in_block, mask=valid, other=0)
-    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride
-    weight_ptrs = weight_ptr + (expert * num_outs + outs % num_outs)[:, None] * num_ins
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTS], dtype=tl.float32)
-    for first in range(0, num_ins, BLOCK_INS):
-        ins = (first + tl.arange(0, BLOCK_INS))[None, :]
-        if EVEN:
-            x = tl.load(x_ptrs + ins, mask=valid[:, None], other=0.0)
-            weight = tl.load(weight_ptrs + ins)
-        else:
-            inside = ins < num_ins
-            x = tl.load(x_ptrs + ins, mask=valid[:, None] & inside, other=0.0)
-            weight = tl.load(weight_ptrs + ins, mask=inside, other=0.0)
-        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
-    acc = acc * tl.load(choice_weights_ptr + rows, mask=valid, other=0.0)[:, None]
-    out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * out_stride + outs[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (outs < num_outs)[None, :])
 
 
 def gate_and_up(x: Tensor, weight: Tensor, blocks: ExpertBlocks, num_choices: int, tile: Tile) -> Tensor:
@@ -137,32 +97,8 @@ def gate_and_up(x: Tensor, weight: Tensor, blocks: ExpertBlocks, num_choices: in
 
     weight [num_experts, 2 * intermediate, hidden] = gate rows, then up rows.
     """
-    (num_tokens, num_ins), num_outs = x.shape, weight.shape[1] // 2
-    require(weight.shape[2] == num_ins and weight.is_contiguous(), "weight is contiguous, [experts, 2 * outs, ins]")
-    require(x.stride(1) == 1, "rows are contiguous")
-    out = x.new_empty(num_tokens * num_choices, num_outs)
-    num_blocks = blocks.counts.shape[0]
-    _gate_up_kernel[(num_blocks * triton.cdiv(num_outs, tile.block_outs),)](
-        x,
-        weight,
-        out,
-        blocks.rows,
-        blocks.experts,
-        blocks.counts,
-        num_blocks,
-        num_outs,
-        num_ins,
-        x.stride(0),
-        out.stride(0),
-        NUM_CHOICES=num_choices,
-        BLOCK_ROWS=blocks.block_rows,
-        BLOCK_OUTS=tile.block_outs,
-        BLOCK_INS=tile.block_ins,
-        GROUP=GROUP_BLOCKS,
-        EVEN=num_ins % tile.block_ins == 0,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+    out = x.new_empty(x.shape[0] * num_choices, weight.shape[1] // 2)
+    _launch(x, weight, None, blocks, tile, out)
     return out
 
 
@@ -171,12 +107,19 @@ def weighted_down(x: Tensor, weight: Tensor, choice_weights: Tensor, blocks: Exp
 
     weight [num_experts, hidden, intermediate]; choice_weights of num_rows elements in float32.
     """
-    (num_rows, num_ins), num_outs = x.shape, weight.shape[1]
+    require(choice_weights.numel() == x.shape[0] and choice_weights.is_contiguous(), "every choice has its weight")
+    out = x.new_empty(x.shape[0], weight.shape[1])
+    _launch(x, weight, choice_weights, blocks, tile, out)
+    return out
+
+
+def _launch(
+    x: Tensor, weight: Tensor, choice_weights: Tensor | None, blocks: ExpertBlocks, tile: Tile, out: Tensor
+) -> None:
+    (num_rows, num_outs), num_ins, num_blocks = out.shape, x.shape[1], blocks.counts.shape[0]
     require(weight.shape[2] == num_ins and weight.is_contiguous(), "weight is contiguous, [experts, outs, ins]")
-    require(choice_weights.numel() == num_rows and choice_weights.is_contiguous(), "every choice has its weight")
-    out = x.new_empty(num_rows, num_outs)
-    num_blocks = blocks.counts.shape[0]
-    _down_kernel[(num_blocks * triton.cdiv(num_outs, tile.block_outs),)](
+    require(x.stride(1) == 1, "rows are contiguous")
+    _grouped_matmul_kernel[(num_blocks * triton.cdiv(num_outs, tile.block_outs),)](
         x,
         weight,
         choice_weights,
@@ -189,6 +132,8 @@ def weighted_down(x: Tensor, weight: Tensor, choice_weights: Tensor, blocks: Exp
         num_ins,
         x.stride(0),
         out.stride(0),
+        ROWS_PER_X=num_rows // x.shape[0],
+        IS_GATED=choice_weights is None,
         BLOCK_ROWS=blocks.block_rows,
         BLOCK_OUTS=tile.block_outs,
         BLOCK_INS=tile.block_ins,
@@ -197,4 +142,3 @@ def weighted_down(x: Tensor, weight: Tensor, choice_weights: Tensor, blocks: Exp
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    return out
