@@ -80,6 +80,10 @@ serve: $(ENVIRONMENT) ## serve WORKSPACE until Ctrl-C; ARGS="..." are flags of l
 chat: $(ENVIRONMENT) ## chat with SERVER=127.0.0.1:33337
 	$(BIN)/limpet-chat $(SERVER) $(ARGS)
 
+.PHONY: api
+api: $(ENVIRONMENT) ## OpenAI's API at http://127.0.0.1:23333 in front of SERVER
+	$(BIN)/limpet-api $(SERVER) $(ARGS)
+
 .PHONY: webui
 webui: $(ENVIRONMENT) $(SERVED) ## serve WORKSPACE with the chat page at http://127.0.0.1:6006
 	@$(BIN)/python docs/examples/demo.py $(WORKSPACE) --no-chat

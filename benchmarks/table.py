@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from limpet.benchmarks import result
+from limpet.benchmarks.aiperf_table import aiperf_sections
 from limpet.benchmarks.gpu_table import gpu_sections
 from limpet.benchmarks.markdown_table import render
 from limpet.benchmarks.result import RESULTS, Result
@@ -41,6 +42,7 @@ def write_page() -> None:
     sections = [HEAD]
     if cpu := _newest("cpu"):
         sections.append(_cpu_section(cpu))
+    sections += aiperf_sections()
     if turns := _last("turns"):
         sections.append(_turns_section(turns))
     sections += session_sections()
