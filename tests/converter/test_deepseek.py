@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, PreTrainedModel
 
 from limpet.converter.cli import main
 from tests.aids.deepseek import DEEPSEEK_SHAPES, build_deepseek, write_deepseek
@@ -84,6 +84,15 @@ def test_gguf_file(tmp_path: Path, shape: str, is_new: bool) -> None:
         model = _with_equal_mscales(model)
     write_deepseek_gguf(tmp_path / "source.gguf", model, is_new=is_new)
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source.gguf", tmp_path).root, model)
+
+
+def test_gguf_file_that_does_not_state_the_groups_of_160_experts(tmp_path: Path) -> None:
+    changes = {"n_routed_experts": 160, "n_group": 8, "topk_group": 3, "num_hidden_layers": 2, "topk_method": "greedy"}
+    config = DeepseekV2Config(**DEEPSEEK_SHAPES["lite"] | changes)
+    write_deepseek_gguf(tmp_path / "source.gguf", DeepseekV2ForCausalLM(config).eval(), is_new=False)
+    experts = run_convert(tmp_path / "source.gguf", tmp_path).model_config().experts
+    assert experts is not None
+    assert (experts.num_groups, experts.num_groups_per_token) == (8, 3)
 
 
 def test_gguf_file_of_another_gate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
