@@ -32,9 +32,16 @@ class Talker:
         self.local = local
         self._table = SessionTable(idle_timeout_s=3600, max_sessions=100)
 
-    def ask(self, session: str, new: list[int]) -> tuple[list[int], int, int]:
-        """History before, cached tokens and history after a turn whose answer is kept whole."""
+    def ask(self, session: str, new: list[int], beside: list[int] | None = None) -> tuple[list[int], int, int]:
+        """History after a turn whose answer is kept whole, tokens before it, cached tokens.
+
+        While the turn's blocks are loaded the prompt `beside` is answered.
+        """
         engine = self.local.engine
+        other = new_sequence(1, beside or [], GREEDY, frozenset())
+        if beside is not None:
+            engine.add(other)
+            engine.step()
         starts = session not in self._table.sessions
         lease = self._table.begin(session, start=starts, end=False, truncate_to=None, rewind=0)
         sequence = new_sequence(0, [*lease.history.tokens, *new], GREEDY, frozenset())
@@ -47,6 +54,7 @@ class Talker:
         cached = engine.cached(sequence, len(sequence.tokens) - 1)
         self._table.settle(lease, sequence.num_generated, cached)
         engine.cache.keep(cached)
+        engine.discard(other)
         return sequence.tokens, len(lease.history.tokens), sequence.num_cached or 0
 
 
@@ -63,7 +71,7 @@ def test_sessions_that_the_device_cannot_hold_come_back_whole(tiny: ConvertedTin
         for turn in range(4):
             for session in ("ada", "bob", "cy", "dee", "eve"):
                 new = [chance.randrange(4, 290) for _ in range(chance.randint(1, 20))]
-                tokens, num_before, num_cached = talker.ask(session, new)
+                tokens, num_before, num_cached = talker.ask(session, new, beside=new[:4] if turn % 2 else None)
                 assert num_cached == max(num_before - 1, 0), f"turn {turn} of {session}"
                 prompt = tokens[:-NUM_TOKENS]
                 assert_ids_equal(
