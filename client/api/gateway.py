@@ -1,5 +1,6 @@
 """The server behind the endpoint: which models it has, and answers as streams of chunks."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -52,13 +53,15 @@ class Gateway:
         self.client = client
         self._models: list[str] = []
         self._models_read_at = float("-inf")
+        self._reading_models = asyncio.Lock()  # many requests at once ask once
 
     async def models(self) -> list[str]:
         """Names of the models, asked for again after some seconds."""
-        if time.monotonic() - self._models_read_at > _MODELS_STAY_S:
-            self._models = await self.client.models()
-            self._models_read_at = time.monotonic()
-        return self._models
+        async with self._reading_models:
+            if time.monotonic() - self._models_read_at > _MODELS_STAY_S:
+                self._models = await self.client.models()
+                self._models_read_at = time.monotonic()
+            return self._models
 
     async def model(self, name: str | None) -> str:
         """The model of that name, or the only one; raises Problem."""

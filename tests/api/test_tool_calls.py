@@ -5,9 +5,11 @@ from typing import Any
 
 import openai
 import pytest
+import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limpet.backend.front_end.response_format import response_format
 from limpet.client.api.tool_calls import Call, ToolCallParser
 from tests.client.fake_server import FakeServer, data
 
@@ -103,5 +105,20 @@ def test_a_named_tool_fixes_the_form_of_the_answer(server: FakeServer, ask: open
     choice = {"type": "function", "function": {"name": "add"}}
     answer = ask.chat.completions.create(model="tiny", messages=QUESTION, tools=OFFERED, tool_choice=choice)  # type: ignore[call-overload]
     assert answer.choices[0].message.tool_calls[0].function.name == "add"
-    schema = server.asked[0].options["response_format"]["json_schema"]["schema"]
-    assert schema["properties"] == {"name": {"const": "add"}, "arguments": {"type": "object"}}
+    form = server.asked[0].options["response_format"]
+    assert form["json_schema"]["schema"]["properties"] == {"name": {"const": "add"}, "arguments": {"type": "object"}}
+
+
+@pytest.mark.parametrize("num_tools", [1, 2])
+def test_the_server_understands_the_form_of_a_required_call(
+    server: FakeServer, ask: openai.OpenAI, num_tools: int
+) -> None:
+    ask.chat.completions.create(  # type: ignore[call-overload]
+        model="tiny", messages=QUESTION, tools=OFFERED[:num_tools], tool_choice="required"
+    )
+    guide = response_format("response_format", server.asked[0].options["response_format"])
+    assert guide is not None
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo([*map(chr, range(128))]))
+    matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(guide.source), terminate_without_stop_token=True)
+    assert matcher.accept_string('{"name": "look", "arguments": {"at": 1}}')
+    assert matcher.is_terminated()

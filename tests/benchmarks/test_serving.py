@@ -71,7 +71,8 @@ def test_a_sharegpt_file_gives_prompts_and_lengths(chain: LiveServer, url: str, 
         found = sharegpt_file(path, 2, client.tokenize)
         expected = [(client.tokenize(q), len(client.tokenize(a))) for q, a in texts if a]
     assert sorted((each.prompt, each.num_output_tokens) for each in found) == sorted(expected)
-    assert main([url, f"--sharegpt={path}", "--num-requests=2", f"--output={tmp_path / 'lines.jsonl'}"]) == 0
+    options = ["--num-requests=2", "--processes=1", f"--output={tmp_path / 'lines.jsonl'}"]
+    assert main([url, f"--sharegpt={path}", *options]) == 0
     with pytest.raises(WorkloadError, match="has 2 conversations of a fitting length; 3 are wanted"):
         sharegpt_file(path, 3, lambda text: list(range(len(text))))
 
