@@ -111,6 +111,8 @@ def _load(
     has cores, idle ones sleep instead of spinning, and the many short products of a decode step wait for them to wake:
     SmolLM2 on 2 cores took 28 ms a step beside the loader's team, 20 ms without it.
     """
+    if settings.device.type == "cuda":
+        torch.cuda.set_device(settings.device)  # of this thread
     model = build_model(config, settings.session_len, settings.device, settings.dtype, ranks)
     started = time.monotonic()
     weight_bytes = load_weights(model, checkpoint) if load_format == "auto" else fill_with_noise(model, ranks.rank)

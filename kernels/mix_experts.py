@@ -42,8 +42,10 @@ def _sum_choices_kernel(
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for choice in tl.static_range(NUM_CHOICES):
         row = token * NUM_CHOICES + choice
-        is_here = ALL_HERE or tl.load(ids_ptr + row) < NUM_EXPERTS
-        x = tl.load(x_ptr + row * size + columns, mask=mask & is_here, other=0.0)
+        here = mask
+        if not ALL_HERE:
+            here = mask & (tl.load(ids_ptr + row) < NUM_EXPERTS)
+        x = tl.load(x_ptr + row * size + columns, mask=here, other=0.0)
         total += x.to(tl.float32)
     tl.store(out_ptr + token * out_stride + columns, total.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -73,9 +75,9 @@ def mix_experts(
     num_shared = gate_up.shape[0] - len(routed)
     routing = route(x, router, top_k, num_shared, num_groups, groups_per_token, scaling_factor, normalizes, routed)
     num_choices = top_k + num_shared
-    share = len(routed) / num_experts
-    tiles = FIXED_TILES if fixed_order else pick_tiles(x.shape[0], num_choices, gate_up, x.device, share)
     all_here = len(routed) == num_experts
+    num_all_shared = num_shared if all_here else num_shared * num_experts // len(routed)
+    tiles = FIXED_TILES if fixed_order else pick_tiles(x.shape[0], top_k, num_experts, num_all_shared, gate_up)
     arrange = one_token_blocks if x.shape[0] == 1 and all_here else lay_out
     blocks = arrange(routing, tiles.block_rows)
     hidden = gate_and_up(x, gate_up, blocks, num_choices, tiles.gate_up)
@@ -99,19 +101,20 @@ def mix_experts(
 FIXED_TILES = Tiles(32, Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
 
 
-def pick_tiles(num_tokens: int, num_choices: int, gate_up: Tensor, device: torch.device, share: float = 1.0) -> Tiles:
+def pick_tiles(num_tokens: int, top_k: int, num_routed: int, num_shared: int, gate_up: Tensor) -> Tiles:
     """By how many tokens there are, and what was measured for them or for the next larger power of two.
 
-    `share` of the choices are of experts that are here.
+    `num_routed` and `num_shared` count all experts, those that are elsewhere too: an expert gets as many rows wherever
+    the others are.
     """
-    num_experts, num_rows, hidden = gate_up.shape
-    element_size = gate_up.element_size()
+    (_, num_rows, hidden), element_size = gate_up.shape, gate_up.element_size()
+    num_choices, num_experts = top_k + num_shared, num_routed + num_shared
     key = tile_key(num_tokens, num_choices, num_experts, num_rows // 2, hidden, element_size)
-    if measured := tuned("mix_experts", key, device):
+    if measured := tuned("mix_experts", key, gate_up.device):
         return tiles_of(measured)
     if element_size > 2:  # float32, without tensor cores
         return Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
-    rows_per_expert = share * num_tokens * num_choices / num_experts
+    rows_per_expert = num_tokens * num_choices / num_experts
     if rows_per_expert <= 16:
         return Tiles(16, Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))
     if rows_per_expert <= 64:

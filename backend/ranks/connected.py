@@ -53,6 +53,7 @@ class ConnectedGroup(RankGroup):
         all_reduce: Literal["auto", "nccl"],
     ) -> None:
         super().__init__(rank, size)
+        self._store = store  # rank 0's end serves the others until they are gone
         _stay_on_this_machine()
         on_cuda = device.type == "cuda"
         if on_cuda:

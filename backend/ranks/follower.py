@@ -12,6 +12,7 @@ import msgspec
 from limpet.backend.build_runner import BuiltRunner, RunnerSettings, build_runner
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError
 from limpet.backend.config import ConfigError
+from limpet.backend.log import start_log
 from limpet.backend.ranks.connected import ConnectedGroup, find_store
 from limpet.backend.ranks.messages import (
     BEAT_S,
@@ -46,9 +47,7 @@ class Follower:
         """Returns the exit code: 0 after Stop, 1 if rank 0 is gone or something failed."""
         join = self._receive()
         assert isinstance(join, Join)
-        logging.basicConfig(
-            level=logging.WARNING, format=f"%(asctime)s limpet-rank-{join.rank}[%(process)d] %(levelname)s %(message)s"
-        )
+        start_log(f"limpet-rank-{join.rank}", logging.WARNING)
         try:
             return self._follow(join)
         except EOFError:

@@ -36,7 +36,7 @@ from limpet.backend.ranks.messages import (
     Stop,
 )
 
-HUNG_AFTER_S = 3.5  # silence of a rank that serves
+HUNG_AFTER_S = 4.0  # silence of a rank that serves
 START_DEADLINE_S = 600.0  # of each part of a start
 STEP_DEADLINE_S = 60.0  # on a GPU, where collectives in a graph have no deadline of their own
 STOP_DEADLINE_S = 10.0
@@ -162,10 +162,13 @@ class FollowerProcesses:
             self._steps.popleft()
         self._steps.append((step, time.monotonic()))
 
-    def close(self) -> None:
-        """Let them end, and wait for that; those that do not are killed."""
+    def stop(self) -> None:
+        """Let them end; no fault any more."""
         self._stopping = True
         self.tell(Stop())
+
+    def close(self) -> None:
+        """Wait until all have ended; those that do not are killed."""
         deadline = time.monotonic() + STOP_DEADLINE_S
         for follower in self._followers:
             try:

@@ -33,5 +33,6 @@ class Leader:
 
     def close(self) -> None:
         self._runner.close()
+        self._followers.stop()
+        self._ranks.close()  # as they do: it may wait for them
         self._followers.close()
-        self._ranks.close()
