@@ -40,6 +40,7 @@ def _sum_segment(
     x_ptr,
     weight_ptr,
     x_rows,  # [BLOCK_ROWS] offsets
+    is_row,  # [BLOCK_ROWS] where PARTIAL
     weight_rows,  # [BLOCK_OUTS] offsets
     start,
     end,
@@ -47,17 +48,21 @@ def _sum_segment(
     BLOCK_OUTS: tl.constexpr,
     BLOCK_INS: tl.constexpr,
     EVEN: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):
     acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTS], dtype=tl.float32)
     for first in range(start, end, BLOCK_INS):
         ins = first + tl.arange(0, BLOCK_INS)
         x_ptrs = x_ptr + x_rows[:, None] + ins[None, :]
         weight_ptrs = weight_ptr + weight_rows[:, None] + ins[None, :]
-        if EVEN:
-            x, weight = tl.load(x_ptrs), tl.load(weight_ptrs)
+        inside = (ins < end)[None, :]
+        if PARTIAL:
+            x = tl.load(x_ptrs, mask=is_row[:, None] & inside, other=0.0)
+        elif EVEN:
+            x = tl.load(x_ptrs)
         else:
-            inside = (ins < end)[None, :]
-            x, weight = tl.load(x_ptrs, mask=inside, other=0.0), tl.load(weight_ptrs, mask=inside, other=0.0)
+            x = tl.load(x_ptrs, mask=inside, other=0.0)
+        weight = tl.load(weight_ptrs) if EVEN else tl.load(weight_ptrs, mask=inside, other=0.0)
         acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
     return acc
 
@@ -84,6 +89,7 @@ def _linear_kernel(
     BLOCK_INS: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN: tl.constexpr,
+    PARTIAL: tl.constexpr,  # fewer rows than a tile has; reading one of them again and again would crowd the L2 cache
 ):
     tile, num_row_tiles = tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS)
     tiles_of_group = GROUP * tl.cdiv(num_outs, BLOCK_OUTS)
@@ -102,8 +108,8 @@ def _linear_kernel(
         segment = tl.program_id(1)
         start = segment * segment_len
         acc = _sum_segment(
-            x_ptr, weight_ptr, x_rows, weight_rows, start, min(start + segment_len, num_ins),
-            BLOCK_ROWS, BLOCK_OUTS, BLOCK_INS, EVEN,
+            x_ptr, weight_ptr, x_rows, rows < num_rows, weight_rows, start, min(start + segment_len, num_ins),
+            BLOCK_ROWS, BLOCK_OUTS, BLOCK_INS, EVEN, PARTIAL,
         )  # fmt: skip
         partial_ptrs = partial_ptr + rows.to(tl.int64)[:, None] * num_outs + outs[None, :]
         segment_stride = num_rows.to(tl.int64) * num_outs
@@ -118,8 +124,8 @@ def _linear_kernel(
         for each in range(0, num_segments):
             start = each * segment_len
             total += _sum_segment(
-                x_ptr, weight_ptr, x_rows, weight_rows, start, min(start + segment_len, num_ins),
-                BLOCK_ROWS, BLOCK_OUTS, BLOCK_INS, EVEN,
+                x_ptr, weight_ptr, x_rows, rows < num_rows, weight_rows, start, min(start + segment_len, num_ins),
+                BLOCK_ROWS, BLOCK_OUTS, BLOCK_INS, EVEN, PARTIAL,
             )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + outs, mask=outs < num_outs, other=0.0).to(tl.float32)[None, :]
@@ -176,6 +182,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, segment_l
         BLOCK_INS=tile.block_ins,
         GROUP=GROUP_ROWS,
         EVEN=num_ins % tile.block_ins == 0,
+        PARTIAL=num_rows < tile.block_rows,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
