@@ -10,7 +10,8 @@ from typing import cast
 
 from limpet.client.chat_loop import ChatLoop
 from limpet.client.client import Client
-from limpet.client.errors import LimpetError
+from limpet.client.endpoint import check_address
+from limpet.client.errors import InvalidRequest, LimpetError
 from limpet.client.options import Options
 from limpet.client.private_server import private_server
 from limpet.client.terminal import Terminal
@@ -19,7 +20,7 @@ _EPILOG = """\
 TARGET is the gRPC address of a running server, or a workspace folder written by limpet-convert: then a private server
 is started on free ports of this machine and stopped at the end.
 
-With a pipe as standard input each line is a question, and only the answers go to standard output.
+With a pipe as standard input or output each line is a question, and only the answers go to standard output.
 
 exit codes: 0; 1 no server, or a question failed; 2 wrong usage.
 """
@@ -64,6 +65,16 @@ def _server(target: str, terminal: Terminal) -> Iterator[str]:
     terminal.end_status()
 
 
+def _target(text: str) -> str:
+    """An address, or a folder that exists."""
+    if Path(text).is_dir():
+        return text
+    try:
+        return check_address(text)
+    except InvalidRequest:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a folder nor HOST:PORT") from None
+
+
 def _options(arguments: argparse.Namespace) -> Options:
     names = Options.__optional_keys__ & vars(arguments).keys()
     return cast(Options, {name: getattr(arguments, name) for name in names})
@@ -77,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("target", metavar="TARGET", help="HOST:PORT or WORKSPACE")
+    add("target", type=_target, metavar="TARGET", help="HOST:PORT or WORKSPACE")
     add("--model", help="needed only if the server has several")
     add("--system", metavar="TEXT", help="system prompt")
     add("--temperature", type=float, help="0 gives always the most likely token")

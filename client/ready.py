@@ -3,8 +3,8 @@
 import argparse
 import time
 
+from limpet.client.arguments import address, seconds
 from limpet.client.client import Client
-from limpet.client.errors import InvalidRequest
 
 _ASK_EVERY_S = 0.25
 _EPILOG = """\
@@ -23,15 +23,11 @@ def main() -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("server", metavar="HOST:PORT", help="the server's gRPC address")
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="wait so long for it (default: 0)")
+    parser.add_argument("server", type=address, metavar="HOST:PORT", help="the server's gRPC address")
+    parser.add_argument("--timeout", type=seconds, default=0.0, metavar="S", help="wait so long for it (default: 0)")
     parser.add_argument("--model", help="ask about this model only (default: all of the server)")
     arguments = parser.parse_args()
-    try:
-        client = Client(arguments.server, model=arguments.model)
-    except InvalidRequest as error:
-        parser.error(str(error))
-    with client:
+    with Client(arguments.server, model=arguments.model) as client:
         reason = wait_ready(client, arguments.timeout)
     print(f"{arguments.server} is ready." if reason is None else f"{arguments.server} is not ready: {reason}")
     return 0 if reason is None else 1

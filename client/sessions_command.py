@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from limpet.client.arguments import address
 from limpet.client.client import Client
 from limpet.client.errors import LimpetError
 
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("server", metavar="HOST:PORT", help="the server's gRPC address")
+    parser.add_argument("server", type=address, metavar="HOST:PORT", help="the server's gRPC address")
     parser.add_argument("--model", help="needed only if the server has several")
     parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -22,6 +22,7 @@ class Terminal:
         self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self._history = _history_path() if self.is_interactive and readline is not None else None
         self._status_shown = False
+        self._inside_line = False  # the last line of the answer has no end yet
         if self._history is not None:
             with contextlib.suppress(OSError):
                 readline.read_history_file(self._history)
@@ -39,11 +40,15 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """A piece of the answer, at once. A terminal gets no control characters: they could rewrite what it shows."""
-        print(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if self.is_interactive else text, end="", flush=True)
+        if self.is_interactive:  # a carriage return says nothing before a line feed, and elsewhere rewrites the line
+            text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r", ""))
+        print(text, end="", flush=True)
+        self._inside_line = not text.endswith("\n") if text else self._inside_line
 
     def note(self, line: str) -> None:
-        """A line that is not part of the answer: dim on a terminal."""
-        print(f"\x1b[2m{line}\x1b[0m" if self.is_interactive else line, flush=True)
+        """A line that is not part of the answer: dim on a terminal, else to standard error."""
+        shown, file = (f"\x1b[2m{line}\x1b[0m", sys.stdout) if self.is_interactive else (line, sys.stderr)
+        print(shown, file=file, flush=True)
 
     def show_status(self, line: str) -> None:
         """A line that the next one replaces; nothing where no person sits."""
@@ -58,8 +63,10 @@ class Terminal:
             self._status_shown = False
 
     def complain(self, line: str) -> None:
-        """An error, to standard error."""
+        """An error, to standard error, on a line of its own."""
         self.end_status()
+        if self._inside_line:
+            self.write("\n")
         print(f"\x1b[31m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
     def save_history(self) -> None:

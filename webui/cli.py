@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from limpet.client import Client, InvalidRequest
+from limpet.client.arguments import address, port
 from limpet.commands.interrupt import ending_at_once
 
 _EPILOG = """\
@@ -37,20 +37,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("server", type=_server, metavar="HOST:PORT", help="gRPC address of the Limpet server")
+    add("server", type=address, metavar="HOST:PORT", help="gRPC address of the Limpet server")
     add("--host", default="127.0.0.1", help="listen there (default: %(default)s)")
-    add("--port", type=int, default=6006, help="default: %(default)s")
+    add("--port", type=port, default=6006, help="default: %(default)s")
     add("--auth", type=_auth, metavar="USER:PASSWORD", help="ask for these")
     add("--root-path", default="", metavar="PATH", help="path under which a proxy shows the page, such as /chat")
     return parser
-
-
-def _server(text: str) -> str:
-    try:
-        Client(text).close()
-    except InvalidRequest as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 def _auth(text: str) -> tuple[str, str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import uvicorn
 
 from limpet.client.api.app import create_app
-from limpet.client.endpoint import check_address
-from limpet.client.errors import InvalidRequest
+from limpet.client.arguments import address, port
 
 _EPILOG = """\
 The endpoint listens on this machine only unless --host says otherwise; then give it keys as well: one a line in the
@@ -48,19 +47,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("server", type=_server, metavar="HOST:PORT", help="gRPC address of the Limpet server")
+    add("server", type=address, metavar="HOST:PORT", help="gRPC address of the Limpet server")
     add("--host", default="127.0.0.1", help="listen there (default: %(default)s)")
-    add("--port", type=int, default=23333, help="default: %(default)s")
+    add("--port", type=port, default=23333, help="default: %(default)s")
     add("--api-keys", type=_keys, default=_key_of_environment(), metavar="FILE", help="keys that let a request in")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
     return parser
-
-
-def _server(text: str) -> str:
-    try:
-        return check_address(text)
-    except InvalidRequest as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _keys(path: str) -> list[str]:

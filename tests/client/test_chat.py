@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.chat_process import WAIT_S, chat_pipe, chat_terminal, command
-from tests.client.fake_server import FakeServer, error, fake_server
+from tests.client.fake_server import FakeServer, data, error, fake_server
 from tests.client.session_server import Kept, SessionServer
 
 
@@ -121,11 +121,11 @@ def test_commands(server: FakeServer, kept: SessionServer, tmp_path: Path) -> No
 def test_a_terminal_gets_no_control_characters_from_the_model(
     server: FakeServer, kept: SessionServer, tmp_path: Path
 ) -> None:
-    kept.reply = lambda question: "a\x1b]0;title\x07\rb\n\tc"
+    kept.reply = lambda question: "a\x1b]0;title\x07\r\nb\rc"
     with chat_terminal(server.target, home=tmp_path) as chat:
         chat.expect("> ")
         chat.type("x\n")
-        chat.expect("a\ufffd]0;title\ufffd\ufffdb")
+        chat.expect("a\ufffd]0;title\ufffd\r\nbc")  # the terminal's own line end, and no return inside a line
 
 
 def test_in_a_pipe_only_answers_are_printed(server: FakeServer, kept: SessionServer) -> None:
@@ -136,8 +136,21 @@ def test_in_a_pipe_only_answers_are_printed(server: FakeServer, kept: SessionSer
 
 
 def test_in_a_pipe_the_counts_can_be_asked_for(server: FakeServer, kept: SessionServer) -> None:
-    run = chat_pipe(server.target, lines="/stats\none\n")
-    assert "5 tokens · 6 in, 0 cached" in run.stdout
+    run = chat_pipe(server.target, lines="/stats\none\n/help\n/reset\n/system\n")
+    assert run.stdout == "<one>\n"
+    counts_on, counts, *rest = run.stderr.splitlines()
+    assert (counts_on, "5 tokens · 6 in, 0 cached" in counts) == ("counts on", True)
+    assert "/quit           leave, as Ctrl-D does" in rest
+    assert rest[-2:] == ["new conversation", "(no system prompt)"]
+
+
+def test_an_error_after_half_an_answer_stands_on_a_line_of_its_own(server: FakeServer, kept: SessionServer) -> None:
+    server.answer = lambda asked: iter([data("half"), error("[INTERNAL] It broke.")])
+    run = subprocess.run(
+        [command("limpet-chat"), server.target], input="x\n", text=True, timeout=WAIT_S, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert run.stdout == "half\nIt broke.\n"
 
 
 def test_a_failed_question_is_said_on_stderr_and_in_the_exit_code(server: FakeServer, kept: SessionServer) -> None:
@@ -151,10 +164,16 @@ def test_a_failed_question_is_said_on_stderr_and_in_the_exit_code(server: FakeSe
 def test_no_server_is_said_in_one_line() -> None:
     with fake_server() as server:
         gone = server.target
-    for target in (gone, "nonsense"):
-        run = chat_pipe(target, lines="Hi\n")
-        assert (run.stdout, run.returncode) == ("", 1)
-        assert len(run.stderr.splitlines()) == 1
+    run = chat_pipe(gone, lines="Hi\n")
+    assert (run.stdout, run.returncode) == ("", 1)
+    assert len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("target", ["no-such-folder", "127.0.0.1:99999"])
+def test_neither_folder_nor_address_is_wrong_usage(target: str) -> None:
+    run = chat_pipe(target, lines="Hi\n")
+    assert run.returncode == 2
+    assert run.stderr.endswith(f"{target!r} is neither a folder nor HOST:PORT\n")
 
 
 def test_a_folder_without_models_says_what_the_private_server_said(tmp_path: Path) -> None:
@@ -176,7 +195,8 @@ def test_ready_and_not_ready_differ_in_exit_code_and_reason(server: FakeServer) 
     server.admin = lambda operation: {"ready": False, "reason": "The engine is starting."}
     run = ready(server.target)
     assert (run.returncode, run.stdout) == (1, f"{server.target} is not ready: The engine is starting.\n")
-    assert ready("nonsense").returncode == 2
+    for wrong in (("nonsense",), (server.target, "--timeout=nan"), (server.target, "--timeout=-1")):
+        assert ready(*wrong).returncode == 2
 
 
 def test_ready_waits_for_a_server_that_comes_later() -> None:

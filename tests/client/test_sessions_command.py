@@ -65,3 +65,4 @@ def test_a_refusal_goes_to_standard_error(server: FakeServer) -> None:
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == "Session not found: it was ended.\n"
     assert run(server.target).returncode == 2
+    assert run("nonsense", "list").returncode == 2
