@@ -9,7 +9,7 @@ from limpet.commands.interrupt import ending_at_once
 
 _SUBCOMMANDS = {
     "serving": "a running server under load, over gRPC or OpenAI's API",
-    "turns": "turns of a session beside the same conversation sent whole, in this process",
+    "turns": "turns of a session beside the same conversation sent whole, on a server or in this process",
     "engine": "the engine in this process, with random weights of a well-known model's shape",
 }
 

@@ -1,53 +1,110 @@
-"""Time to the first token of a session's turns, beside the same conversation sent whole each time.
+"""limpet-bench turns: time to the first token of a session's turns, beside the same conversation sent whole each time.
 
-    limpet-bench turns workspace/model_repository/smollm2 --histories 512 2048 6144
+    limpet-bench turns workspace/model_repository/smollm2 --histories 512 2048 6144     # in this process
+    limpet-bench turns 127.0.0.1:33337 --histories 512 2048                             # a running server, gRPC
 
-A session begins with a history; then come turns of so many new tokens each. In process, greedy, prefix caching off:
-what a turn reuses is its session's own. Writes benchmarks/results/<date>-<machine>-turns.jsonl.
+A session begins with a history; then come turns of so many new tokens each. Greedy, no prefix of another request is
+reused: what a turn reuses is its session's own. Adds lines of JSON to --output.
 """
 
 import argparse
 import statistics
-import time
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
-import torch
+import msgspec
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from limpet.backend.config import EngineConfig
-from limpet.backend.engine import Engine
-from limpet.backend.offline import LocalEngine, new_sequence
-from limpet.backend.sampling_params import SamplingParams
 from limpet.benchmarks import result
 from limpet.benchmarks.result import Result
-from limpet.benchmarks.session_driver import SessionDriver, run
+from limpet.benchmarks.turns_served import ServedTurns
 from limpet.benchmarks.workload import digest, uniform
+from limpet.client import LimpetError
 
 ANSWER_TOKENS = 8
-GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+
+
+class Turns(Protocol):
+    """Asks one model; an answer is (seconds to its first token, cached tokens)."""
+
+    vocab_size: int
+
+    def in_session(self, prompts: list[list[int]]) -> list[tuple[float, int]]:
+        """The turns of one session."""
+        ...
+
+    def whole(self, prompts: list[list[int]]) -> list[tuple[float, int]]:
+        """The same for a client that sends the whole conversation with each turn."""
+        ...
+
+    def described(self, base: Result) -> Result:
+        """The result with what is known of model and machine."""
+        ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the subcommand."""
     options = _parse(arguments)
-    config = EngineConfig(
-        max_batch_size=1,
-        enable_prefix_caching=False,
-        load_format="dummy" if options.dummy else "auto",
-        session_len=max(options.histories) + (options.turns + 1) * (options.turn_tokens + ANSWER_TOKENS) + 1,
-    )
-    with LocalEngine(options.model, config) as local:
-        lines = [
-            _line(options, local, history, whole)
-            for history in track(options.histories, description="Measuring")
-            for whole in (False, True)
-        ]
-    result.append(result.result_path(lines[0].machine, "turns"), lines)
+    try:
+        with _turns(options) as turns:
+            lines = [
+                _line(options, turns, history, whole)
+                for history in track(options.histories, description="Measuring")
+                for whole in (False, True)
+            ]
+    except LimpetError as error:
+        print(f"limpet-bench turns: {error}", file=sys.stderr)
+        return 1
+    what = "turns" if lines[0].via == "engine" else "turns-served"
+    result.append(options.output or result.result_path(lines[0].machine, what), lines)
     Console().print(_table(lines))
     return 0
+
+
+def _turns(options: argparse.Namespace) -> AbstractContextManager[Turns]:
+    if not Path(options.target).is_dir():
+        return ServedTurns(options.target, options.model, ANSWER_TOKENS)
+    # Imported here: a server is measured without torch.
+    from limpet.benchmarks.turns_in_process import TurnsInProcess
+
+    session_len = max(options.histories) + (options.turns + 1) * (options.turn_tokens + ANSWER_TOKENS) + 1
+    return TurnsInProcess(Path(options.target), session_len, ANSWER_TOKENS, random_weights=options.dummy)
+
+
+def _line(options: argparse.Namespace, turns: Turns, history: int, whole: bool) -> Result:
+    """The median over the turns after the history, the first of which is the warm-up."""
+    [opening] = uniform(turns.vocab_size, 1, history, 1)
+    news = uniform(turns.vocab_size, options.turns + 1, options.turn_tokens, ANSWER_TOKENS)
+    first, *others = (request.prompt for request in news)
+    if whole:
+        measured = turns.whole([opening.prompt + first, *others])[1:]
+    else:
+        measured = turns.in_session([opening.prompt, first, *others])[2:]
+    ttfts = [ttft for ttft, _ in measured]
+    base = Result(
+        date=result.today(),
+        commit=result.commit(),
+        machine=result.cpu_machine(),
+        torch="",
+        engine="limpet, sent whole" if whole else "limpet, session",
+        model="",
+        part="turns",
+    )
+    return msgspec.structs.replace(
+        turns.described(base),
+        digest=digest([opening, *news]),
+        req=options.turns,
+        in_tok=history,
+        cached_tokens=measured[-1][1],
+        runs=len(ttfts),
+        ttft_ms_p50=statistics.median(ttfts) * 1000,
+        ttft_ms_p99=max(ttfts) * 1000,
+    )
 
 
 def _table(lines: Sequence[Result]) -> Table:
@@ -62,65 +119,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="limpet-bench turns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="a converted model's folder")
+    parser.add_argument("target", metavar="TARGET", help="a converted model's folder, or HOST:PORT (gRPC)")
+    parser.add_argument("--model", help="of a server that has several")
     parser.add_argument("--histories", type=int, nargs="+", default=[512, 2048, 6144], help="tokens before the turns")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--turn-tokens", type=int, default=200, help="new tokens of a turn")
-    parser.add_argument("--dummy", action="store_true", help="random weights of the model's shape")
-    return parser.parse_args(arguments)
-
-
-def _line(options: argparse.Namespace, local: LocalEngine, history: int, whole: bool) -> Result:
-    """The median over the turns, the first of which is the warm-up."""
-    engine, summary = local.engine, local.summary
-    [opening] = uniform(engine.vocab_size, 1, history, 1)
-    news = uniform(engine.vocab_size, options.turns + 1, options.turn_tokens, ANSWER_TOKENS)
-    prompts = [request.prompt for request in news]
-    ask = _ask_whole if whole else _ask_session
-    measured = ask(engine, opening.prompt, prompts)[1:]
-    ttfts = [ttft for ttft, _ in measured]
-    on_gpu = summary.device.startswith("cuda")
-    return Result(
-        date=result.today(),
-        commit=result.commit(),
-        machine=torch.cuda.get_device_name() if on_gpu else result.cpu_machine(),
-        gpu=torch.cuda.get_device_name() if on_gpu else "",
-        torch=str(torch.__version__),
-        engine="limpet, sent whole" if whole else "limpet, session",
-        model=options.model.name,
-        part="turns",
-        dtype=summary.dtype,
-        block_size=summary.block_size,
-        threads=None if on_gpu else torch.get_num_threads(),
-        digest=digest([opening, *news]),
-        req=options.turns,
-        in_tok=history,
-        cached_tokens=measured[-1][1],
-        runs=len(ttfts),
-        ttft_ms_p50=statistics.median(ttfts) * 1000,
-        ttft_ms_p99=max(ttfts) * 1000,
+    parser.add_argument("--dummy", action="store_true", help="random weights of the folder's shape")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="JSON lines (default: benchmarks/results/, or here)"
     )
-
-
-def _ask_session(engine: Engine, opening: list[int], prompts: list[list[int]]) -> list[tuple[float, int]]:
-    """(seconds to the first token, cached tokens) of each turn of one session."""
-    driver = SessionDriver(engine, GREEDY)
-    measured = [driver.ask("session", new) for new in (opening, *prompts)]
-    driver.end("session")
-    return measured[1:]
-
-
-def _ask_whole(engine: Engine, opening: list[int], prompts: list[list[int]]) -> list[tuple[float, int]]:
-    """The same for a client that sends the whole conversation with each turn."""
-    history, measured = list(opening), []
-    for number, new in enumerate(prompts):
-        started = time.perf_counter()
-        sequence = new_sequence(number, history + new, GREEDY, frozenset())
-        engine.add(sequence)
-        measured.append((run(engine, sequence, started), sequence.num_cached or 0))
-        engine.discard(sequence)
-        history = list(sequence.tokens)
-    return measured
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

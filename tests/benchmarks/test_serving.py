@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from limpet.benchmarks import turns
 from limpet.benchmarks.conversations import WorkloadError, sharegpt_file
 from limpet.benchmarks.result import read
 from limpet.benchmarks.serving import main
@@ -75,6 +76,19 @@ def test_a_sharegpt_file_gives_prompts_and_lengths(chain: LiveServer, url: str, 
     assert main([url, f"--sharegpt={path}", *options]) == 0
     with pytest.raises(WorkloadError, match="has 2 conversations of a fitting length; 3 are wanted"):
         sharegpt_file(path, 3, lambda text: list(range(len(text))))
+
+
+@pytest.mark.server
+def test_turns_on_a_server_reuse_their_session_and_whole_conversations_nothing(
+    chain: LiveServer, tmp_path: Path
+) -> None:
+    output = tmp_path / "lines.jsonl"
+    sizes = ["--histories", "40", "--turns=2", "--turn-tokens=10"]
+    assert turns.main([chain.target, *sizes, f"--output={output}"]) == 0
+    session, whole = read(output)
+    history = 40 + turns.ANSWER_TOKENS + 2 * (10 + turns.ANSWER_TOKENS)  # before the last of three turns
+    assert (session.cached_tokens, whole.cached_tokens) == (history - 1, 0)
+    assert session.digest == whole.digest
 
 
 def test_arrivals_are_poissons_of_the_given_rate() -> None:
