@@ -9,6 +9,7 @@ from limpet.backend.doctor.compiler_checks import check_kernel, check_ptxas, che
 from limpet.backend.doctor.finding import Finding
 from limpet.backend.doctor.gpu_checks import check_driver, check_gpu, check_torch, driver_cuda_version
 from limpet.backend.doctor.server_checks import (
+    check_installed,
     check_numpy_version,
     check_python,
     check_shared_memory,
@@ -50,4 +51,5 @@ def findings() -> Iterator[Finding]:
         yield check_ptxas(driver_cuda_version())
         yield check_kernel()
     yield check_tritonserver()
+    yield check_installed()
     yield check_shared_memory()

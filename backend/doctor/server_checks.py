@@ -1,6 +1,7 @@
 """What tritonserver and its Python backend need."""
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -40,6 +41,16 @@ def check_tritonserver() -> Finding:
             return Finding("tritonserver", "fault", "cannot run", str(error))
     source = "on PATH" if installation.backends is None else "of the wheel nvidia-pytriton"
     return Finding("tritonserver", "ok", f"{installation.executable} ({source})")
+
+
+def check_installed(python: str = sys.executable) -> Finding:
+    """Triton's Python backend looks for packages where they are installed, and nowhere else."""
+    probe = "import importlib.util as u, sys; sys.exit(u.find_spec('limpet.backend.front_end') is None)"
+    run = subprocess.run([python, "-I", "-c", probe], capture_output=True, check=False, timeout=60)
+    if run.returncode == 0:
+        return Finding("limpet", "ok", "is installed")
+    advice = "Triton's Python backend ignores PYTHONPATH: install it for this Python, `pip install 'limpet[server]'`."
+    return Finding("limpet", "fault", "is found through PYTHONPATH only", advice)
 
 
 def check_shared_memory(folder: Path = SHARED_MEMORY) -> Finding:

@@ -10,7 +10,7 @@ import pytest
 
 from limpet.backend.doctor.compiler_checks import check_kernel, check_ptxas, judge_kernel, judge_ptxas
 from limpet.backend.doctor.gpu_checks import DEVICE_FILE, no_gpu
-from limpet.backend.doctor.server_checks import check_numpy_version, check_shared_memory
+from limpet.backend.doctor.server_checks import check_installed, check_numpy_version, check_shared_memory
 
 PTXAS = Path("/opt/triton/ptxas")
 
@@ -20,7 +20,9 @@ def test_this_machine_can_serve() -> None:
     run = subprocess.run([command], capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     subjects = re.findall(r"^(ok|note) +(\S+)", run.stdout, re.M)
-    assert {"Python", "numpy", "torch", "GPU", "tritonserver", "/dev/shm"} <= {subject for _, subject in subjects}
+    assert {"Python", "numpy", "torch", "GPU", "tritonserver", "limpet", "/dev/shm"} <= {
+        subject for _, subject in subjects
+    }
     assert ("kernels" in {subject for _, subject in subjects}) == DEVICE_FILE.exists()
     assert run.stdout.endswith("This machine can serve.\n")
 
@@ -38,6 +40,13 @@ def test_small_shared_memory_is_a_fault(tmp_path: Path, monkeypatch: pytest.Monk
     assert (found.state, found.text) == ("fault", "3 MB of 64 MB are free")
     assert "--shm-size" in found.advice
     assert check_shared_memory(tmp_path / "missing").state == "fault"
+
+
+def test_a_limpet_that_only_pythonpath_knows_is_a_fault() -> None:
+    bare = Path(sys.base_prefix, "bin", "python3")
+    found = check_installed(str(bare))
+    assert found.state == "fault"
+    assert "ignores PYTHONPATH" in found.advice
 
 
 def test_without_a_gpu_the_cpu_serves() -> None:
