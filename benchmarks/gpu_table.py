@@ -38,6 +38,14 @@ class PeerFigures(msgspec.Struct, frozen=True):
     tp: int = 1
 
 
+SERVED_HEAD = """\
+## Through tritonserver on one {gpu}
+
+`python -m benchmarks.served`: limpet-serve and gRPC streaming, load from several processes of the same machine, each
+figure the median of {runs} runs; {date}, commit {commit}.
+"""
+
+
 def gpu_sections() -> list[str]:
     """A section for each model that was measured on one GPU, then one for several GPUs, from the newest lines."""
     found = [each for path in sorted(RESULTS.glob("*-engine.jsonl")) for each in result.read(path) if each.gpu]
@@ -45,7 +53,8 @@ def gpu_sections() -> list[str]:
     alone, alone_peers = [each for each in found if each.tp == 1], [peer for peer in peers if peer.tp == 1]
     models = sorted({each.model for each in alone})
     sections = [_section([each for each in alone if each.model == model], alone_peers) for model in models]
-    return [*sections, *_several(found, peers)]
+    served = [each for path in sorted(RESULTS.glob("*-served.jsonl")) for each in result.read(path) if each.gpu]
+    return [*sections, *_several(found, peers), *_served(served)]
 
 
 def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
@@ -59,7 +68,7 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
         gpu=first.gpu,
         dtype=first.dtype,
         date=first.date,
-        commit=first.commit,
+        commit=", ".join(dict.fromkeys(each.commit for each in (*newest.values(), *fixed.values()))),
         torch=first.torch,
         triton=first.triton,
         peers=", ".join(names) or "none yet",
@@ -80,6 +89,21 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
         both = [_figure(newest.get(case)) for case in (("decode", 256, size), ("prefill", 16, size))]
         sizes.add_row(str(size), *(f"{figure:,.2f}" if figure else "" for figure in both))
     return "\n".join((head, render(table), render(sizes)))
+
+
+def _served(found: list[Result]) -> list[str]:
+    """The same requests through tritonserver and gRPC."""
+    served = {(each.model, each.part, each.concurrency): each for each in found if each.via == "grpc"}
+    if not served:
+        return []
+    columns = ("model", "part", "streams", "front ends", "requests/s", "output tokens/s", "TTFT p50, ms", "ITL p99, ms")
+    table = Table(*columns, box=MARKDOWN)
+    for (model, part, concurrency), each in sorted(served.items()):
+        rates = [f"{figure or 0:,.1f}" for figure in (each.req_s, each.out_tok_s, each.ttft_ms_p50, each.itl_ms_p99)]
+        table.add_row(model, part, str(concurrency), str(each.front_ends), *rates)
+    first = next(iter(served.values()))
+    head = SERVED_HEAD.format(gpu=first.gpu, date=first.date, commit=first.commit, runs=first.runs)
+    return [head + "\n" + render(table)]
 
 
 def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
