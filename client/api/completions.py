@@ -78,12 +78,16 @@ async def stream_completion(gateway: Gateway, body: CompletionBody) -> AsyncGene
 async def _begin(gateway: Gateway, body: CompletionBody) -> tuple[list[Question], list[Choice]]:
     model, prompts = await gateway.model(body.model), body.prompts()
     client = gateway.client.for_model(model)
-    echoes = [await echo_of(client, prompt, body.logprobs) if body.echo else None for prompt in prompts]
+    echoes: list[Echo | None] = [None] * len(prompts)
+    if body.echo:
+        echoes = list(await asyncio.gather(*(echo_of(client, prompt, body.logprobs) for prompt in prompts)))
     contents = [{"prompt": each} if isinstance(each, str) else {"input_ids": each} for each in prompts]
     turn, options = session_turn(body), body.options()
     raw = {"apply_chat_template": False}
     questions = [Question(model, content | raw, options, body.stream, turn) for content in contents]
-    ids = [await gateway.prompt_ids(each) if body.return_token_ids else None for each in questions]
+    ids: list[list[int] | None] = [None] * len(prompts)
+    if body.return_token_ids:
+        ids = list(await asyncio.gather(*(gateway.prompt_ids(each) for each in questions)))
     choices = [Choice(index, body, *each) for index, each in enumerate(zip(echoes, ids, strict=True))]
     return questions, choices
 

@@ -15,6 +15,7 @@ from limpet.client.errors import LimpetError
 
 Result = TypeVar("Result")
 _DONE = b"data: [DONE]\n\n"
+_NOT_TO_BE_BUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by proxies
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -49,7 +50,7 @@ class EventStream(StreamingResponse):
 async def event_stream(request: Request, bodies: AsyncGenerator[Mapping[str, Any]]) -> Response:
     """The bodies as events. The first one is awaited, so that a refusal has a status of its own."""
     first = await unless_gone(request, _next(bodies))
-    return EventStream(_events(first, bodies))
+    return EventStream(_events(first, bodies), headers=_NOT_TO_BE_BUFFERED)
 
 
 async def _next(bodies: AsyncGenerator[Mapping[str, Any]]) -> Mapping[str, Any]:
