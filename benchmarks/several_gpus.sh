@@ -3,9 +3,10 @@
 #
 #     sh benchmarks/several_gpus.sh GPUS PART...
 #
-# Parts, in the order given: check (two GPUs answer as one does), sums (all-reduce by size), plan (memory a GPU), and
-# MODEL:GPUS[:LAYERS[:WORKLOADS]], as deepseek-v2:2:26:decode-1,decode-16. RUNS runs (1) after a warm-up. Lines of
-# results go to $OUT or the working folder.
+# Parts, in the order given: check (two GPUs answer as one does), sums (all-reduce by size), plan (memory a GPU),
+# MODEL:GPUS[:LAYERS[:WORKLOADS]], as deepseek-v2:2:26:decode-1,decode-16, and profile:MODEL:GPUS[:LAYERS] (a decode
+# step's kernels). RUNS runs (1) after a warm-up; a part that takes longer than LIMIT s (240) is ended. Lines of results
+# go to $OUT or the working folder.
 set -u
 cd "$(dirname "$0")/.."
 . benchmarks/gpu_site.sh
@@ -24,8 +25,17 @@ for part in "$@"; do
         grep -E "^(FAILED|ERROR|E  |.*mean .* alone)" "$out/check.log" | cut -c1-200
         tail -1 "$out/check.log"
         ;;
-    sums) python3 -m limpet.benchmarks.all_reduce --gpus "$gpus" ;;
+    sums) timeout 60 python3 -m limpet.benchmarks.all_reduce --gpus "$gpus" ;;
     plan) python3 -m limpet.benchmarks.memory_plan --tp 2 4 8 ;;
+    profile:*)
+        rest=${part#*:}:
+        model=${rest%%:*}
+        rest=${rest#*:}
+        tp=${rest%%:*}
+        layers=$(echo "${rest#*:}" | tr -d :)
+        timeout "${LIMIT:-240}" python3 -m limpet.benchmarks.breakdown --model "$model" --tp "$tp" \
+            ${layers:+--layers "$layers"} --batches 1 64 2>&1 | cut -c1-110
+        ;;
     *:*)
         model=${part%%:*}
         rest=${part#*:}:::
@@ -35,7 +45,7 @@ for part in "$@"; do
         rest=${rest#*:}
         workloads=${rest%%:*}
         # shellcheck disable=SC2086
-        python3 -m limpet.benchmarks.engine --model "$model" --tp "$tp" ${layers:+--layers $layers} \
+        timeout "${LIMIT:-240}" python3 -m limpet.benchmarks.engine --model "$model" --tp "$tp" ${layers:+--layers $layers} \
             ${workloads:+--parts $(echo "$workloads" | tr , ' ')} --runs "${RUNS:-1}" --commit "$commit" \
             --output "$out/engine.jsonl" 2>&1 | grep -v "CUDA graph [0-9]"
         ;;

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
 
 from limpet.backend.build import build_engine
 from limpet.backend.checkpoint import CheckpointDir
@@ -69,7 +70,8 @@ def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactor
 
     class SharedMachine(SessionMachine):
         def build_engine(self) -> Engine:
-            return build_engine(tiny.model_dir, config_of(tiny, 2))[0]
+            config = config_of(tiny, 2)
+            return build_engine(tiny.model_dir, replace(config, host_cache_bytes=config.cache_bytes))[0]
 
         def next_id(self, tokens: list[int]) -> int:
             with torch.inference_mode():
