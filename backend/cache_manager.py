@@ -42,6 +42,7 @@ class CacheManager:
         self._findable = enable_prefix_caching
         self._num_ahead = num_ahead
         self._offloads: list[tuple[int, int]] = []
+        self._loading: dict[int, int] = {}  # host block by block, in the step that is being planned
         self._loaded_tails: list[bytes] = []  # contents that nobody needs once they are loaded
         self._num_saved = 0  # evictions of what host memory has
         self.num_offloaded = 0
@@ -73,7 +74,17 @@ class CacheManager:
         loads = self._take(sequence, cached, num_cached, num_new)
         sequence.num_computed = num_cached
         sequence.num_named = num_cached // size
-        return BlockMoves(self._own_tail(sequence, len(cached) - 1, copies_tail) if tail is not None else [], loads)
+        copies: list[tuple[int, int]] = []
+        if tail is not None and copies_tail:
+            own = self._replace(sequence, len(cached) - 1)
+            if tail in self._loading:  # copies come before loads
+                loads.append((self._loading[tail], own))
+            else:
+                copies.append((tail, own))
+        elif tail is not None:
+            self._take_over(tail, sequence.cached_prefix.is_shared)
+        self._loading.update((block, host_block) for host_block, block in loads)
+        return BlockMoves(copies, loads)
 
     def grow(self, sequence: Sequence) -> list[int] | None:
         """Blocks to append so that one more position fits; None if the pool is empty."""
@@ -141,6 +152,7 @@ class CacheManager:
                 break
             self._offload(block)
         self.host.unpin_all()
+        self._loading.clear()
         while self._loaded_tails:
             self.host.forget(self._loaded_tails.pop())
         offloads, self._offloads = self._offloads, []
@@ -245,16 +257,12 @@ class CacheManager:
             parent = hashes[-1] if hashes else sequence.chain_root
             hashes.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
 
-    def _own_tail(self, sequence: Sequence, index: int, copies: bool) -> list[tuple[int, int]]:
-        """Make the partly used block `index` writable: by a copy, or by letting it lose its content."""
-        shared = sequence.blocks[index]
-        if not copies:
-            self._take_over(shared, sequence.cached_prefix.is_shared)
-            return []
+    def _replace(self, sequence: Sequence, index: int) -> int:
+        """Give the sequence a block of its own in place of a shared one; returns it."""
         [own] = self._allocate(1)
-        self.pool.release([shared])
+        self.pool.release([sequence.blocks[index]])
         sequence.blocks[index] = own
-        return [(shared, own)]
+        return own
 
     def _take_over(self, block: int, is_shared: bool) -> None:
         """Its only holder writes into the block; that is an eviction if others refer to its content or can find it."""

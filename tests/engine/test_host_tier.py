@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from limpet.backend.config import ConfigError, EngineConfig
+from limpet.backend.core import Sequence
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
 from limpet.backend.sessions import SessionTable
+from tests.aids.hash_runner import hash_engine, next_id
 from tests.aids.ids_equal import assert_ids_equal
 from tests.aids.tiny import one_thread
 from tests.aids.tiny_models import ConvertedTiny, convert_tiny
@@ -100,3 +102,32 @@ def _block_bytes(tiny: ConvertedTiny) -> int:
     config = tiny.reference.config
     head_dim = config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * 16 * config.num_key_value_heads * head_dim * 4
+
+
+def test_a_block_that_is_being_loaded_is_not_copied_for_another_request() -> None:
+    """Both requests start in one step: the second one writes into a block that the first one shares."""
+    engine = hash_engine(num_blocks=10, session_len=40, prefix_caching=True, num_host_blocks=20)
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+
+    def answer(*sequences: Sequence) -> None:
+        for sequence in sequences:
+            engine.add(sequence)
+        while engine.has_work:
+            engine.step()
+        for sequence in sequences:
+            expected = list(sequence.tokens[: sequence.num_prompt])
+            while len(expected) < len(sequence.tokens):
+                expected.append(next_id(expected, 50))
+            assert sequence.tokens == expected
+
+    opening = list(range(12))
+    first = new_sequence(0, [*opening, 13], params, frozenset())
+    answer(first)
+    engine.cache.keep(first.cached_prefix)
+    answer(new_sequence(1, [40] * 37, params, frozenset()))  # takes all blocks
+    assert engine.cache.count_blocks(first.cached_prefix)[0] == 0
+    sharing = new_sequence(2, [*opening, 14], params, frozenset())
+    rewound = new_sequence(3, [*opening[:10], 15], params, frozenset())
+    rewound.cached_prefix = first.cached_prefix.first(10, 4)
+    answer(sharing, rewound)
+    assert (sharing.num_cached, rewound.num_cached) == (12, 10)
