@@ -19,6 +19,7 @@ Part = Literal[
     "fixed",
     "rate",
     "turns",
+    "options",
     "start",
     "memory",
     "convert",

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 from rich.progress import track
 
 from limpet.backend.config import EngineConfig
@@ -30,6 +29,7 @@ from limpet.backend.service import EngineService
 from limpet.backend.session_store import SessionStore, StoredSession, StoreError
 from limpet.backend.sessions import SessionTable
 from limpet.benchmarks import result
+from limpet.benchmarks.engine_result import engine_result
 from limpet.benchmarks.result import Result
 from limpet.benchmarks.session_driver import SessionDriver
 from limpet.benchmarks.table import write_page
@@ -91,9 +91,9 @@ def _return(options: argparse.Namespace, local: LocalEngine, history: int, tier:
         measured.append(driver.ask("session", new))
     driver.end("session")
     ttfts = [ttft * 1000 for ttft, _ in measured[1:]]
-    return _line(
+    return engine_result(
         local,
-        options,
+        options.model,
         part="tiers",
         engine=f"limpet, {tier}",
         in_tok=history,
@@ -122,9 +122,9 @@ def _idle(options: argparse.Namespace) -> list[Result]:
             for number, table in tables.items():
                 steps[number].append(_step_ms(local, table))
         return [
-            _line(
+            engine_result(
                 local,
-                options,
+                options.model,
                 part="idle",
                 engine="limpet",
                 concurrency=BATCH,
@@ -180,9 +180,9 @@ def _store(options: argparse.Namespace) -> list[Result]:
 
 def _stored(local: LocalEngine, options: argparse.Namespace, history: int, count: int) -> Result:
     waits = sorted(_commit_ms(history, count))
-    return _line(
+    return engine_result(
         local,
-        options,
+        options.model,
         part="store",
         engine="limpet",
         concurrency=count,
@@ -232,23 +232,6 @@ def _config(options: argparse.Namespace, **settings: Any) -> EngineConfig:
 def _block_bytes(options: argparse.Namespace) -> int:
     with LocalEngine(options.model, _config(options, session_len=64, max_batch_size=1)) as local:
         return local.summary.cache_bytes // local.summary.num_blocks
-
-
-def _line(local: LocalEngine, options: argparse.Namespace, **figures: Any) -> Result:
-    summary = local.summary
-    on_gpu = summary.device.startswith("cuda")
-    return Result(
-        date=result.today(),
-        commit=result.commit(),
-        machine=torch.cuda.get_device_name() if on_gpu else result.cpu_machine(),
-        gpu=torch.cuda.get_device_name() if on_gpu else "",
-        torch=str(torch.__version__),
-        model=options.model.name,
-        dtype=summary.dtype,
-        block_size=summary.block_size,
-        threads=None if on_gpu else torch.get_num_threads(),
-        **figures,
-    )
 
 
 if __name__ == "__main__":

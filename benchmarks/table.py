@@ -36,6 +36,13 @@ TURNS_HEAD = """\
 turn computes its new tokens; the same conversation sent whole computes all of them.
 """
 
+OPTIONS_HEAD = """\
+## What options cost
+
+`make bench-options`, commit {commit}, {date}, torch {torch}: a step while {req} requests decode, in process; one of
+them or all have the option. The cases took turns in one run.
+"""
+
 
 def write_page() -> None:
     """Render the page, and print its tables."""
@@ -45,6 +52,8 @@ def write_page() -> None:
     sections += aiperf_sections()
     if turns := _last("turns"):
         sections.append(_turns_section(turns))
+    if options := _last("options"):
+        sections.append(_options_section(options))
     sections += session_sections()
     sections += gpu_sections()
     PAGE.write_text("\n".join(sections), "utf-8")
@@ -75,6 +84,21 @@ def _turns_section(turns: list[Result]) -> str:
         table.add_row(each.machine, f"{each.model}, {each.dtype}", f"{each.in_tok:,}", each.engine, *figures)
     first = turns[0]
     return TURNS_HEAD.format(turns=first.req, commit=first.commit, date=first.date) + "\n" + render(table)
+
+
+def _options_section(options: list[Result]) -> str:
+    """Ratios within one run: that of the newest plain figure of each machine and model."""
+    plain = {(each.machine, each.model): each for each in options if each.engine.endswith("all plain")}
+    table = Table("machine", "model", "requests", box=MARKDOWN)
+    for column in ("ms a step", "× all plain"):
+        table.add_column(column, justify="right")
+    for each in options:
+        ratio = (each.step_ms or 0.0) / (plain[each.machine, each.model].step_ms or 1.0)
+        name = each.engine.removeprefix("limpet, ")
+        table.add_row(each.machine, f"{each.model}, {each.dtype}", name, _number(each.step_ms), f"{ratio:.2f}")
+    first = options[0]
+    head = OPTIONS_HEAD.format(commit=first.commit, date=first.date, torch=first.torch, req=first.req)
+    return head + "\n" + render(table)
 
 
 def _cpu_section(results: list[Result]) -> str:

@@ -26,10 +26,14 @@ class Endpoint:
         return f"--{self.protocol}-port"
 
     @property
+    def host(self) -> str:
+        """Where a client on this machine can connect."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+
+    @property
     def target(self) -> str:
         """host:port that a client on this machine can connect to."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The life of one server: start, ready, watch, drain, stop, clean up."""
 
 import selectors
+import socket
 import sys
 import time
 
@@ -17,6 +18,7 @@ from limpet.backend.serve.summary import summary
 
 _PROBE_EVERY_S = 0.25
 _LOOK_EVERY_S = 1.0
+_CONNECT_S = 1.0
 _TERM_GRACE_S = 10.0  # an idle tritonserver needs 2 s; an open client stream would hold it for ever
 _ORPHAN_GRACE_S = 8.0  # stubs notice the end of tritonserver within 5 s
 
@@ -67,7 +69,7 @@ class Supervisor:
     def run(self, options: Options) -> None:
         """Until a clean stop; raises ServeError if the server fails first."""
         started = time.monotonic()
-        if self._wait_ready(options.ready_deadline_s):
+        if self._wait_ready(options):
             print(summary(options, self._admin.models(), time.monotonic() - started), flush=True)
             while not self._pause(_PROBE_EVERY_S):
                 pass
@@ -76,12 +78,12 @@ class Supervisor:
         if not self._tree.terminate(_TERM_GRACE_S):
             _say(f"tritonserver did not end within {_TERM_GRACE_S:.0f} s, a client's stream was open: killed.")
 
-    def _wait_ready(self, deadline_s: float) -> bool:
+    def _wait_ready(self, options: Options) -> bool:
         """False if a signal came first; raises ServeError past the deadline."""
-        deadline = time.monotonic() + deadline_s
-        while (reason := self._admin.why_not_ready()) is not None:
+        deadline = time.monotonic() + options.ready_deadline_s
+        while (reason := self._admin.why_not_ready() or _closed_port(options)) is not None:
             if time.monotonic() > deadline:
-                raise ServeError(f"The server was not ready within {deadline_s:g} s: {reason}")
+                raise ServeError(f"The server was not ready within {options.ready_deadline_s:g} s: {reason}")
             if self._pause(_PROBE_EVERY_S):
                 return False
         return True
@@ -121,6 +123,16 @@ class Supervisor:
         self._next_look = time.monotonic() + _LOOK_EVERY_S
         model = self._tree.dead_stub()
         return None if model is None else f"The Python backend process of {model} died."
+
+
+def _closed_port(options: Options) -> str | None:
+    """tritonserver opens its ports one after the other, gRPC's first."""
+    for endpoint in options.endpoints:
+        try:
+            socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S).close()
+        except OSError as error:
+            return f"port {endpoint.port} for {endpoint.protocol} takes no connection ({error.strerror or error})."
+    return None
 
 
 def _how_it_ended(code: int) -> str:
