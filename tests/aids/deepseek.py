@@ -85,6 +85,7 @@ TRUE_HEADS: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
     "max_position_embeddings": 4096,
+    "routed_scaling_factor": 1.0,  # else one choice that bfloat16 makes otherwise changes everything
 }
 # For GPUs: heads as the real models have them.
 LARGE_SHAPES = {

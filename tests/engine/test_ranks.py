@@ -64,7 +64,8 @@ def config_of(tiny: ConvertedTiny, size: int) -> EngineConfig:
     )
 
 
-def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("num_steps", [100, pytest.param(3000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactory, num_steps: int) -> None:
     """First: a process has one engine at a time whose model is shared."""
     tiny = convert_tiny(tmp_path_factory.mktemp("machine"), "grouped-query")
 
@@ -78,7 +79,7 @@ def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactor
                 return int(tiny.reference(torch.tensor([tokens])).logits[0, -1].argmax())
 
     with one_thread():
-        run_state_machine_as_test(SharedMachine, settings=settings_for(100))
+        run_state_machine_as_test(SharedMachine, settings=settings_for(num_steps))
 
 
 @pytest.fixture(scope="module", params=SPLITS, ids=lambda split: f"{split[0]} on {split[1]}")
