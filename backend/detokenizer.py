@@ -193,9 +193,14 @@ class DetokenizerFactory:
         if self._is_byte_level:
             return self._token_bytes(token_id)
         if self._steps is None:
-            return self._tokenizer.decode([token_id]).encode()
+            return self._decoded_inside(token_id).encode()
         piece = self._token_piece(token_id)
         return bytes([piece]) if isinstance(piece, int) else piece.encode()
+
+    def _decoded_inside(self, token_id: int) -> str:
+        """A token's text behind another one: at the very start a decoder may drop its space."""
+        before = self._tokenizer.encode_segment("a")
+        return self._tokenizer.decode([*before, token_id])[len(self._tokenizer.decode(before)) :]
 
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
