@@ -10,7 +10,7 @@ import torch
 from limpet.backend.block_pool import BlockPool
 from limpet.backend.build_runner import BuiltRunner, Room, RunnerSettings, build_runner
 from limpet.backend.cache_manager import CacheManager
-from limpet.backend.checkpoint import CheckpointDir
+from limpet.backend.checkpoint import CheckpointDir, ModelConfig
 from limpet.backend.config import ConfigError, EngineConfig
 from limpet.backend.engine import Engine
 from limpet.backend.guide_compiler import GuideCompiler
@@ -20,7 +20,6 @@ from limpet.backend.ranks.follower_processes import FollowerProcesses
 from limpet.backend.ranks.group import ALONE, RankGroup
 from limpet.backend.ranks.leader import Leader
 from limpet.backend.ranks.messages import Allocate, Capture, Join, Load, Measure
-from limpet.backend.runner import Runner
 from limpet.backend.scheduler import Scheduler
 from limpet.backend.step_graphs import Ladders
 
@@ -90,24 +89,19 @@ def build_engine(
     Raises ConfigError, CheckpointError or RankError with one sentence. If a rank is lost the others are killed and a
     thread calls `on_lost` with the cause; this rank's steps then fail, or hang on a GPU.
     """
-    checkpoint = CheckpointDir(model_dir)
-    model_config = checkpoint.model_config()
+    model_config = CheckpointDir(model_dir).model_config()
     settings = RunnerSettings.of(config, model_config)
     num_threads = max(1, torch.get_num_threads() // config.tp)
     followers = FollowerProcesses(config.tp, num_threads, on_lost)
     with followers.starting():
-        ranks = _connect(followers, model_dir, config, settings, num_threads)
-        followers.tell(Load())
-        built = build_runner(checkpoint, config, settings, ranks)
-        weight_bytes = max([built.weight_bytes, *followers.wait()])
-        room, num_blocks, captured = _allocate(built, followers)
+        started = _start(followers, model_dir, config, settings, num_threads)
     followers.serve()
-    num_host_blocks = built.runner.num_host_blocks
+    summary = started.summary(model_config)
     cache = CacheManager(
-        BlockPool(num_blocks, config.cache_block_seq_len),
+        BlockPool(summary.num_blocks, summary.block_size),
         enable_prefix_caching=config.enable_prefix_caching,
-        host=HostTier(num_host_blocks) if num_host_blocks else None,
-        num_ahead=-(-settings.max_prefill_tokens // config.cache_block_seq_len) + config.max_batch_size,
+        host=HostTier(summary.num_host_blocks) if summary.num_host_blocks else None,
+        num_ahead=-(-settings.max_prefill_tokens // summary.block_size) + config.max_batch_size,
     )
     scheduler = Scheduler(
         cache,
@@ -115,33 +109,63 @@ def build_engine(
         max_prefill_tokens=settings.max_prefill_tokens,
         max_waiting=config.max_waiting,
     )
-    summary = EngineSummary(
-        device=str(settings.device),
-        dtype=str(settings.dtype).removeprefix("torch."),
-        tp=config.tp,
-        weight_bytes=weight_bytes,
-        load_s=built.load_s,
-        cache_bytes=num_blocks * built.block_bytes(),
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        block_size=config.cache_block_seq_len,
-        max_batch_size=config.max_batch_size,
-        max_prefill_token_num=settings.max_prefill_tokens,
-        session_len=min(settings.session_len, num_blocks * config.cache_block_seq_len),
-        vocab_size=model_config.vocab_size,
-        deterministic=config.deterministic,
-        step_bytes=room.step_bytes,
-        graph_bytes=built.runner.graph_bytes,
-        base_bytes=room.base_bytes,
-        graph_decodes=[shape.num_decodes for shape in captured.decodes],
-        graph_tokens=[shape.num_tokens for shape in captured.mixed],
-    )
-    runner: Runner | Leader = built.runner if config.tp == 1 else Leader(built.runner, followers, ranks)
-    guides = GuideCompiler(checkpoint, model_config.vocab_size, model_config.eos_token_ids)
+    runner = started.built.runner
     engine = Engine(
-        runner, scheduler, cache, session_len=summary.session_len, vocab_size=model_config.vocab_size, guides=guides
+        runner if config.tp == 1 else Leader(runner, followers, started.ranks),
+        scheduler,
+        cache,
+        session_len=summary.session_len,
+        vocab_size=model_config.vocab_size,
+        guides=GuideCompiler(CheckpointDir(model_dir), model_config.vocab_size, model_config.eos_token_ids),
     )
     return engine, summary
+
+
+@dataclass(frozen=True)
+class _Started:
+    """This rank's runner, ready for steps like those of all others."""
+
+    ranks: RankGroup
+    built: BuiltRunner
+    weight_bytes: int  # of the largest rank
+    room: Room
+    num_blocks: int
+    captured: Ladders
+
+    def summary(self, model: ModelConfig) -> EngineSummary:
+        config, settings, runner = self.built.config, self.built.settings, self.built.runner
+        return EngineSummary(
+            device=str(settings.device),
+            dtype=str(settings.dtype).removeprefix("torch."),
+            tp=config.tp,
+            weight_bytes=self.weight_bytes,
+            load_s=self.built.load_s,
+            cache_bytes=self.num_blocks * self.built.block_bytes(),
+            num_blocks=self.num_blocks,
+            num_host_blocks=runner.num_host_blocks,
+            block_size=config.cache_block_seq_len,
+            max_batch_size=config.max_batch_size,
+            max_prefill_token_num=settings.max_prefill_tokens,
+            session_len=min(settings.session_len, self.num_blocks * config.cache_block_seq_len),
+            vocab_size=model.vocab_size,
+            deterministic=config.deterministic,
+            step_bytes=self.room.step_bytes,
+            graph_bytes=runner.graph_bytes,
+            base_bytes=self.room.base_bytes,
+            graph_decodes=[shape.num_decodes for shape in self.captured.decodes],
+            graph_tokens=[shape.num_tokens for shape in self.captured.mixed],
+        )
+
+
+def _start(
+    followers: FollowerProcesses, model_dir: Path, config: EngineConfig, settings: RunnerSettings, num_threads: int
+) -> _Started:
+    """Weights, caches and graphs of all ranks."""
+    ranks = _connect(followers, model_dir, config, settings, num_threads)
+    followers.tell(Load())
+    built = build_runner(CheckpointDir(model_dir), config, settings, ranks)
+    weight_bytes = max([built.weight_bytes, *followers.wait()])
+    return _Started(ranks, built, weight_bytes, *_allocate(built, followers))
 
 
 def _connect(

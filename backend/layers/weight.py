@@ -35,9 +35,6 @@ class Weight(nn.Parameter):
         weight.whole_shape, weight.parts, weight.stored_as = whole_shape, parts, stored_as
         return weight
 
-    def __init__(self, *whole_shape: int, parts: Parts | None = None, stored_as: str | None = None) -> None:
-        super().__init__()
-
     @property
     def is_whole(self) -> bool:
         return not self.parts
