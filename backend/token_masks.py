@@ -20,7 +20,7 @@ class TokenMasks:
 
     def apply(self, logits: Tensor) -> Tensor:
         """A copy of logits [num_sampled, vocab], minus infinity where an id is not allowed."""
-        places, words = send([np.array(self.places, dtype=np.int64), self.bits], logits.device)
+        places, words = send([np.array(self.places, dtype=np.int64), self.bits.ravel()], logits.device)
         shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
         allowed = (words.view(len(self.places), -1, 1) >> shifts) & 1  # [num_places, words, 32]
         forbidden = allowed.flatten(1)[:, : logits.shape[1]] == 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import regex
 import torch
@@ -15,6 +16,7 @@ from limpet.backend.core import RequestError
 from limpet.backend.guide_compiler import GuideCompiler
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import Guide, SamplingParams
+from limpet.backend.token_masks import TokenMasks
 from tests.aids.chain_tokenizer import EOS_ID, SPECIAL_TOKENS, byte_characters
 from tests.aids.tiny import one_thread
 from tests.aids.tiny_models import ConvertedTiny, convert_tiny
@@ -146,6 +148,21 @@ def test_what_cannot_be_followed_is_one_clear_error(engine: LocalEngine, kind: s
     assert "/" not in str(raised.value)
     assert "\n" not in str(raised.value)
     assert engine.generate([PROMPT], GREEDY)[0].ids
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_masks_leave_other_rows_and_the_given_logits_alone(device: str) -> None:
+    generator = np.random.Generator(np.random.PCG64(1))
+    logits = torch.from_numpy(generator.random((4, 300), dtype=np.float32)).to(device)
+    given = logits.clone()
+    bits = generator.integers(-(2**31), 2**31, (2, 10)).astype(np.int32)
+    masked = TokenMasks([3, 1], bits).apply(logits).cpu()
+    allowed = np.unpackbits(bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")[:, :300].astype(bool)
+    assert torch.equal(logits, given)
+    for place, row in ((3, allowed[0]), (1, allowed[1])):
+        expected = np.where(row, given[place].cpu().numpy(), -np.inf)
+        assert np.array_equal(masked[place].numpy(), expected)
+    assert torch.equal(masked[[0, 2]], given[[0, 2]].cpu())
 
 
 def test_others_are_answered_while_a_guide_compiles(tiny: ConvertedTiny, monkeypatch: pytest.MonkeyPatch) -> None:
