@@ -5,8 +5,8 @@
 #
 # Parts, in the order given: check (two GPUs answer as one does), sums (all-reduce by size), plan (memory a GPU),
 # MODEL:GPUS[:LAYERS[:WORKLOADS]], as deepseek-v2:2:26:decode-1,decode-16, and profile:MODEL:GPUS[:LAYERS] (a decode
-# step's kernels). RUNS runs (1) after a warm-up; a part that takes longer than LIMIT s (240) is ended. Lines of results
-# go to $OUT or the working folder.
+# step's kernels). RUNS runs (1) after a warm-up; a part that takes longer than LIMIT s (240) is ended; CHECK chooses
+# among the checks as pytest's -k does. Lines of results go to $OUT or the working folder.
 set -u
 cd "$(dirname "$0")/.."
 . benchmarks/gpu_site.sh
@@ -20,8 +20,8 @@ for part in "$@"; do
     printf '\n== %s, %s s after the start\n' "$part" $(($(date +%s) - began))
     case $part in
     check)
-        python3 -m pytest -q -p no:cacheprovider --timeout 200 -n 4 -m gpu -rA tests/engine/test_ranks_on_gpus.py \
-            >"$out/check.log" 2>&1
+        timeout "${LIMIT:-240}" python3 -m pytest -q -p no:cacheprovider --timeout 200 -n 6 -m gpu -rA \
+            -k "${CHECK:-test}" tests/engine/test_ranks_on_gpus.py >"$out/check.log" 2>&1
         grep -E "^(FAILED|ERROR|E  |.*mean .* alone)" "$out/check.log" | cut -c1-200
         tail -1 "$out/check.log"
         ;;
