@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from limpet.client.errors import Cancelled, ConnectionLost, LimpetError, RequestTimeout, ServerError, SessionNotFound
 from limpet.client.options import Messages
 from limpet.client.results import Chunk
-from limpet.client.wire import SessionFields, new_id
+from limpet.client.wire import SessionFields, copied_messages, new_id
 
 # After these nobody can say whether the server began the turn.
 _DOUBTFUL = (Cancelled, ConnectionLost, RequestTimeout, ServerError)
@@ -136,4 +136,4 @@ class Turn:
     def _new_messages(self) -> list[dict[str, Any]]:
         if isinstance(self._question, str):
             return [{"role": "user", "content": self._question}]
-        return [dict(message) for message in self._question]
+        return copied_messages(self._question)

@@ -49,9 +49,10 @@ def build_request(
     """The protobuf message of one request; raises InvalidRequest for what cannot be sent at all."""
     request = pb.ModelInferRequest(model_name=model, id=new_id())
     if prompt is not None:
+        _require("The prompt", prompt, str, "a string (token ids are given as input_ids)")
         _add_string(request, "text_input", prompt)
     if messages is not None:
-        _add_string(request, "messages", _json("messages", list(messages)))
+        _add_string(request, "messages", _json("messages", copied_messages(messages)))
     if input_ids is not None:
         _add_ids(request, input_ids)
     given = {name: value for name, value in (options or {}).items() if value is not None}
@@ -61,6 +62,7 @@ def build_request(
     for name in _WANTED:
         _add_bool(request, f"return_{name}", True)
     if apply_chat_template is not None:
+        _require("apply_chat_template", apply_chat_template, bool, "True, False or None")
         request.parameters["apply_chat_template"].bool_param = apply_chat_template
     if messages is not None or session is not None:
         request.parameters["return_num_dropped_turns"].bool_param = True
@@ -75,6 +77,15 @@ def build_admin_request(op: str, arguments: Mapping[str, Any]) -> pb.ModelInferR
     given = {name: value for name, value in arguments.items() if value is not None}
     _add_string(request, "request", _json("the operation", {"op": op, **given}))
     return request
+
+
+def copied_messages(messages: Messages) -> list[dict[str, Any]]:
+    """The messages as plain objects; raises InvalidRequest if they are no list of objects."""
+    allowed = "a list of objects such as {'role': 'user', 'content': 'Hello'}"
+    _require("messages", messages, Sequence, allowed)
+    for message in messages:
+        _require("messages", message, Mapping, f"{allowed}, each of them")
+    return [dict(message) for message in messages]
 
 
 def read_chunk(response: pb.ModelStreamInferResponse) -> Chunk:
@@ -111,7 +122,13 @@ def read_admin_response(response: pb.ModelInferResponse) -> dict[str, Any]:
     return answer
 
 
+def _require(what: str, value: object, kind: type, allowed: str) -> None:
+    if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str)):
+        raise InvalidRequest(f"{what} must be {allowed}, not {type(value).__name__}.")
+
+
 def _add_session(request: pb.ModelInferRequest, session: SessionFields) -> None:
+    _require("The session's id", session.id, str, "a string")
     _add_bool(request, "return_session_tokens", True)
     request.parameters["sequence_id"].string_param = session.id
     request.parameters["sequence_start"].bool_param = session.start
@@ -137,8 +154,12 @@ def _add_bool(request: pb.ModelInferRequest, name: str, value: bool) -> None:
 
 
 def _add_ids(request: pb.ModelInferRequest, ids: Sequence[int]) -> None:
-    array = np.asarray(ids, dtype=np.int64)  # [num_tokens]
-    if array.ndim != 1 or (array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max)):
+    try:
+        array = np.asarray(ids) if len(ids) else np.empty(0, np.int64)  # [num_tokens]
+    except (TypeError, ValueError):
+        array = np.empty(0, np.object_)
+    is_integer = array.dtype.kind in "iu" and array.ndim == 1
+    if not is_integer or (array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max)):
         raise InvalidRequest("input_ids must be a flat list of 32-bit integers.")
     request.inputs.add(name="input_ids", datatype="INT32", shape=[array.size])
     request.raw_input_contents.append(array.astype("<i4").tobytes())

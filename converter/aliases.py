@@ -6,7 +6,7 @@ from pathlib import Path
 
 from limpet.backend.config import ALIAS_OF, ConfigError, read_parameters
 from limpet.converter.errors import ConversionError
-from limpet.converter.workspace import ADMIN, TEMPLATES, Face, model_name, published, render_config
+from limpet.converter.workspace import ADMIN, TEMPLATES, Face, checked_name, published, render_config
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _parse(text: str, model: str) -> Alias:
     kind, _, name = text.partition("=")
     if kind not in KINDS:
         raise ConversionError(f"There is no alias {kind!r}: allowed are {', '.join(KINDS)}, each also as KIND=NAME.")
-    return Alias(model_name(name or KINDS[kind].default_name.format(model=model)), KINDS[kind].face)
+    return Alias(checked_name(name or KINDS[kind].default_name.format(model=model)), KINDS[kind].face)
 
 
 def _target(folder: Path) -> str | None:

@@ -5,6 +5,7 @@ import shutil
 from importlib.metadata import version
 
 import msgspec
+from rich.filesize import decimal
 
 from limpet.backend.checkpoint import FORMAT_VERSION, CheckpointDir, FileEntry, Manifest
 from limpet.converter.aliases import write_alias
@@ -49,9 +50,7 @@ def _require_space(plan: Plan) -> None:
     existing = next(folder for folder in (plan.workspace, *plan.workspace.resolve().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < plan.written_bytes:
-        raise ConversionError(
-            f"{existing} has {free / 1e9:.1f} GB free, the weights need {plan.written_bytes / 1e9:.1f} GB."
-        )
+        raise ConversionError(f"{existing} has {decimal(free)} free, the weights need {decimal(plan.written_bytes)}.")
 
 
 def _write_small_files(plan: Plan, checkpoint: CheckpointDir) -> dict[str, FileEntry]:

@@ -19,7 +19,7 @@ from limpet.converter.open_source import open_source
 from limpet.converter.rules import Layout, Step, plan_steps
 from limpet.converter.source import Source
 from limpet.converter.weights import plan_shards, torch_dtype, weight_bytes
-from limpet.converter.workspace import model_name, repository_of, require_free
+from limpet.converter.workspace import checked_name, name_from, repository_of, require_free
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def make_plan(options: Options) -> Plan:
     linked, written = split_linkable(steps, source.store, config) if options.link else ({}, steps)
     engine, window_warnings = _settle_session_len(options.engine, config)
     tokenizer_config, template_warnings = _try_template(source)
-    name = model_name(options.name or source.name)
+    name = name_from(source.name) if options.name is None else checked_name(options.name)
     plan = Plan(
         source=source,
         config=config,

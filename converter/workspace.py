@@ -17,6 +17,7 @@ from limpet.converter.errors import ConversionError
 # A namespace package: importlib.resources stumbles over the extra path entry of an editable install.
 TEMPLATES = next(path for path in map(Path, limpet.model_repository.__path__) if path.is_dir())
 ADMIN = "limpet_admin"
+_NO_NAME = r"[^A-Za-z0-9._-]"
 _NO_BATCH = """\
 # Of Triton, not of the engine: 0 means that tensors have no batch dimension. The engine's own limit of requests that
 # run at once is the parameter max_batch_size below.
@@ -45,11 +46,18 @@ def repository_of(workspace: Path) -> Path:
     return workspace / "model_repository"
 
 
-def model_name(wanted: str) -> str:
-    """A name that Triton, URLs and shells take as it is; raises ConversionError if nothing is left of it."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", wanted).strip("-.")
-    if not name or name == ADMIN:
-        raise ConversionError(f"{wanted!r} cannot name a model: give another one with --name.")
+def name_from(source: str) -> str:
+    """The model's name after that of its source, as Triton, URLs and shells take it; raises ConversionError."""
+    return checked_name(re.sub(rf"{_NO_NAME}+", "-", source).strip("-."))
+
+
+def checked_name(name: str) -> str:
+    """The name, unless Triton, a URL or a shell could stumble over it: then ConversionError."""
+    if not name or name == ADMIN or name.startswith((".", "-")) or re.search(_NO_NAME, name):
+        raise ConversionError(
+            f"{name!r} cannot name a model: allowed are ASCII letters, digits, '.', '_' "
+            f"and '-', no '.' or '-' in front, and not {ADMIN} (see --name)."
+        )
     return name
 
 

@@ -257,9 +257,13 @@ def _session(raw: RawRequest, options: Mapping[str, Any]) -> Session | None:
         return None
     if len(session_id) > _MAX_SESSION_ID_CHARS:
         raise RequestError(f"The sequence id has {len(session_id)} characters; allowed: {_MAX_SESSION_ID_CHARS}.")
+    start = bool(raw.flags & _SEQUENCE_START) or options.get("sequence_start", False)
+    earlier = [name for name in ("session_tokens", "session_rewind") if options.get(name)]
+    if start and earlier:
+        raise RequestError(f"{' and '.join(earlier)} with sequence_start: a session that begins has no earlier turns.")
     return Session(
         session_id=session_id,
-        start=bool(raw.flags & _SEQUENCE_START) or options.get("sequence_start", False),
+        start=start,
         end=bool(raw.flags & _SEQUENCE_END) or options.get("sequence_end", False),
         truncate_to=options.get("session_tokens"),
         rewind=options.get("session_rewind", 0),

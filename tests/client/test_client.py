@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from limpet.client import (
     InvalidRequest,
     LimpetError,
     NotFound,
+    QueueFull,
     RequestTimeout,
     ServerError,
     SessionBusy,
@@ -84,7 +86,7 @@ def test_request_ids_are_unique_and_known_before_the_end(server: FakeServer, cli
         ("[request id: 7] [INVALID_ARG] two\nlines", InvalidRequest, "two\nlines"),
         ("[NOT_FOUND] No adapter x.", NotFound, "No adapter x."),
         ("[NOT_FOUND] Session not found: it expired.", SessionNotFound, "Session not found: it expired."),
-        ("[UNAVAILABLE] The queue is full.", Unavailable, "The queue is full."),
+        ("[UNAVAILABLE] The queue is full.", QueueFull, "The queue is full."),
         ("[UNAVAILABLE] Session busy.", SessionBusy, "Session busy."),
         ("[CANCELLED] Gone.", Cancelled, "Gone."),
         ("[INTERNAL] Broken.", ServerError, "Broken."),
@@ -286,6 +288,13 @@ def test_what_cannot_be_sent_is_refused_before_sending(server: FakeServer, clien
         lambda: client.generate("Hi", temperature=float("nan")),
         lambda: client.generate(input_ids=[2**31]),
         lambda: client.chat([{"role": "user", "content": object()}]),
+        lambda: client.generate([5, 6]),  # type: ignore[call-overload]
+        lambda: client.generate(5),  # type: ignore[call-overload]
+        lambda: client.generate("Hi", apply_chat_template="yes"),  # type: ignore[call-overload]
+        *(partial(client.generate, input_ids=ids) for ids in (["a"], [1.5], [True], [None], "ab", 5, [[1], [2, 3]])),
+        *(partial(client.chat, messages) for messages in ("Hi", 5, ["Hi"], {"role": "user", "content": "Hi"})),
+        *(partial(client.session(system=system).ask, 5) for system in (None, "S")),
+        lambda: client.session(id=5).ask("Hi"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidRequest):
             call()

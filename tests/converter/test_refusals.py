@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -280,7 +281,18 @@ def test_disk_too_small_is_noticed_before_writing(
     write_tiny(tmp_path / "source")
     usage = type("Usage", (), {"free": 1000})()
     monkeypatch.setattr("limpet.converter.convert.shutil.disk_usage", lambda _: usage)
-    assert "GB free" in _refused(tmp_path / "source", tmp_path / "workspace", capsys)
+    refusal = _refused(tmp_path / "source", tmp_path / "workspace", capsys)
+    assert re.search(r" has 1\.0 kB free, the weights need \d+\.\d kB\.", refusal)
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "é", ".hidden", "", "limpet_admin"])
+@pytest.mark.parametrize("option", ["--name", "--alias=trtllm="])
+def test_name_that_cannot_be_used_as_it_is_is_refused_and_not_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, name: str
+) -> None:
+    write_tiny(tmp_path / "source")
+    arguments = [option, name] if option == "--name" else [option + (name or "-")]
+    assert "cannot name a model" in _refused(tmp_path / "source", tmp_path / "workspace", capsys, *arguments)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

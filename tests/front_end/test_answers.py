@@ -209,9 +209,12 @@ def test_a_turn_is_built_from_the_sessions_history(stage: Stage) -> None:
 
 
 def test_start_end_and_cuts_reach_the_engine(stage: Stage) -> None:
-    sender = stage.ask(session="s", flags=START | END, parameters={"session_tokens": 5, "session_rewind": 1})
+    stage.ask(session="t", flags=START | END)
     begin = stage.engine.expect(BeginTurn)
-    assert begin == BeginTurn(begin.key, "s", True, True, 5, 1)
+    assert begin == BeginTurn(begin.key, "t", True, True)
+    sender = stage.ask(session="s", flags=END, parameters={"session_tokens": 5, "session_rewind": 1})
+    begin = stage.engine.expect(BeginTurn)
+    assert begin == BeginTurn(begin.key, "s", False, True, 5, 1)
     stage.engine.send(Failed(begin.key, "UNAVAILABLE", "Session busy."))
     assert error_of(sender) == ("UNAVAILABLE", "Session busy.")
 

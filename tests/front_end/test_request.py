@@ -323,14 +323,20 @@ def test_the_session_is_tritons_sequence_id(
 
 
 def test_start_and_end_come_as_flags_or_as_parameters() -> None:
-    parameters = {"sequence_id": 7, "sequence_start": True, "session_tokens": 5, "session_rewind": 1}
-    assert read(parameters=parameters).session == Session("7", True, False, 5, 1)
+    parameters = {"sequence_id": 7, "sequence_start": True, "session_tokens": 0, "session_rewind": 0}
+    assert read(parameters=parameters).session == Session("7", True, False, 0, 0)
     assert read(session=7, flags=3).session == Session("7", True, True, None, 0)
 
 
 def test_end_with_empty_text_generates_nothing() -> None:
     assert read("", session=7, flags=2).content is None
     refusal("", session=7, flags=1)
+
+
+def test_session_that_begins_has_nothing_to_cut() -> None:
+    assert "session_rewind with sequence_start" in refusal(session=7, flags=1, parameters={"session_rewind": 1})
+    parameters = {"sequence_id": 7, "sequence_start": True, "session_tokens": 5, "session_rewind": 1}
+    assert "session_tokens and session_rewind with sequence_start" in refusal(parameters=parameters)
 
 
 def test_session_parameters_without_a_session_are_refused() -> None:
