@@ -29,6 +29,7 @@ check kernels -n "$workers" -m gpu tests/kernels
 check logits -n 4 --dist loadscope -m gpu tests/engine/test_logits.py tests/engine/test_deepseek_logits.py
 check engine -n 6 -m "not gpu and not long" tests/engine/test_parity_tiny.py tests/engine/test_pressure.py \
     tests/engine/test_sampling_parity.py tests/engine/test_chain_engine.py
+check deterministic -n 6 -m gpu tests/engine/test_deterministic.py tests/engine/test_device_reader.py
 if ls .cache/models/*.gguf >/dev/null 2>&1; then
     check smollm2 -n 2 -m "not gpu" tests/engine/test_parity_smollm2.py
 fi
