@@ -1,5 +1,6 @@
 """What all installed commands have in common."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ LIBRARIES = {
     "limpet-bench": ("grpc", "rich.progress"),
     "limpet-chat": ("grpc", "tritonclient.grpc"),
     "limpet-convert": ("torch", "transformers"),
+    "limpet-doctor": ("grpc", "tritonclient.grpc"),
     "limpet-ready": ("grpc", "tritonclient.grpc"),
     "limpet-sessions": ("grpc", "tritonclient.grpc"),
     "limpet-serve": ("grpc", "tritonclient.grpc"),
@@ -21,6 +23,12 @@ LIBRARIES = {
 }
 
 ARGUMENTS = {"limpet-serve": ["--model-repository=nothing"], "limpet-bench": ["serving", "127.0.0.1:1"]}
+
+PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+
+
+def test_every_command_is_tried_here() -> None:
+    assert set(re.findall(r"^(limpet-\w+) = ", PYPROJECT.read_text("utf-8"), re.MULTILINE)) == set(LIBRARIES)
 
 
 @pytest.mark.parametrize("command", LIBRARIES)

@@ -18,10 +18,12 @@ def messages(chat: Chat) -> list[dict[str, Any]]:
 
 
 def badge(sight: Sight, tab: str) -> str:
-    """The server's state; page.js reads the tab's name from it."""
+    """The server's only model and its state; page.js reads the tab's name from it."""
     reason = html.escape(sight.reason, quote=True)
     state = f'<span class="limpet-badge {sight.state}" role="status" title="{reason}">{_LABELS[sight.state]}</span>'
-    name = f'<span class="limpet-name" data-tab="{html.escape(tab, quote=True)}">Limpet</span>'
+    # Of several models the one in use stands in the sidebar, where it is chosen.
+    title = html.escape(sight.models[0] if len(sight.models) == 1 else "Limpet")
+    name = f'<span class="limpet-name" data-tab="{html.escape(tab, quote=True)}">{title}</span>'
     return f'<div class="limpet-state">{name}{state}</div>'
 
 

@@ -76,6 +76,7 @@ def test_a_restarted_server_that_is_busy_and_has_two_models(fake_page: ChatPage,
     page = fake_page
     server.admin = lambda operation: {"ready": False, "reason": "The engine is starting."}
     expect(page.badge).to_have_text("server away")
+    expect(page.page.locator(".limpet-name")).to_have_text("tiny")  # the fake server's only model
     server.models = {"one": 0, "two": 0}
     server.admin = lambda operation: {"ready": True, "models": {"one": {"waiting": 3}}}
     expect(page.badge).to_have_text("busy")

@@ -26,11 +26,11 @@ def test_a_conversation_with_smollm2(smollm2_url: str, open_page: Callable[..., 
     expect(page.notes).to_have_count(1)
 
     assert "Rome" in page.ask("And of Italy?")
-    expect(page.notes.last).not_to_contain_text(" 0 cached")
+    expect(page.notes.last).not_to_contain_text(", 0 cached")
     answers = page.answers()
     page.regenerate()
     assert page.answers() == answers
-    expect(page.notes.last).not_to_contain_text(" 0 cached")
+    expect(page.notes.last).not_to_contain_text(", 0 cached")
 
     page.open()
     page.until(lambda: page.answers() == answers)

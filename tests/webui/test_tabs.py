@@ -46,7 +46,7 @@ def test_refresh_restores_the_conversation_and_goes_on(page: ChatPage) -> None:
     page.until(lambda: page.answers() == [script("hello").text])
     page.ask("emoji")
     assert page.answers() == [script("hello").text, script("emoji").text]
-    expect(page.notes.last).not_to_contain_text(" 0 cached")
+    expect(page.notes.last).not_to_contain_text(", 0 cached")
 
 
 def test_refresh_in_the_middle_of_an_answer_keeps_what_had_come(page: ChatPage) -> None:
