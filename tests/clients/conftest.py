@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from limpet.backend.checkpoint import CheckpointDir
 from limpet.client import Client
 from limpet.converter.aliases import parse_aliases, write_alias
 from tests.aids.live_server import LiveServer, live_server
@@ -48,6 +49,22 @@ def expected(server: LiveServer) -> Callable[[str, int], str]:
             return client.generate(prompt, max_tokens=max_tokens, temperature=0).text
 
     return ask
+
+
+@pytest.fixture
+def tokenizer_folder(repository: Path, tmp_path: Path) -> Path:
+    """SmolLM2's tokenizer and template as Hugging Face's library loads them."""
+    checkpoint = CheckpointDir(repository / "smollm2")
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": checkpoint.chat_template(),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture

@@ -1,27 +1,15 @@
 """NVIDIA's benchmark commands against both styles of tensors."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from limpet.backend.checkpoint import CheckpointDir
 from tests.aids.live_server import LiveServer
 
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1200)]
 NUM_REQUESTS, NUM_TOKENS = 8, 10
-
-
-@pytest.fixture
-def tokenizer_folder(repository: Path, tmp_path: Path) -> Path:
-    """SmolLM2's tokenizer as Hugging Face's library loads it: genai-perf counts tokens with it."""
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    shutil.copyfile(CheckpointDir(repository / "smollm2").tokenizer_path, folder / "tokenizer.json")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    return folder
 
 
 @pytest.mark.parametrize(("model", "backend"), [("smollm2", "vllm"), ("ensemble", "tensorrtllm")])

@@ -1,7 +1,6 @@
 """Clients of OpenAI's API against limpet-api: lm-eval and AIPerf."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from limpet.backend.checkpoint import CheckpointDir
 from limpet.benchmarks.child_command import endpoint
 from limpet.client import Client
 from tests.aids.live_server import LiveServer
@@ -26,22 +24,6 @@ Run = Callable[..., str]
 def url(server: LiveServer) -> Iterator[str]:
     with endpoint(server.target) as url:
         yield url
-
-
-@pytest.fixture
-def tokenizer_folder(repository: Path, tmp_path: Path) -> Path:
-    """SmolLM2's tokenizer and template as Hugging Face's library loads them."""
-    checkpoint = CheckpointDir(repository / "smollm2")
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "chat_template": checkpoint.chat_template(),
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 def _evaluate(run: Run, tmp_path: Path, task: str, *arguments: str) -> list[dict[str, Any]]:
