@@ -27,6 +27,7 @@ from limpet.backend.core import RequestError
 from limpet.backend.link.messages import Admin, AdminReply, Failed, Hello, ModelInfo, Welcome
 from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime, runtime_root, settings_digest
 from limpet.backend.link.router import Arrived, Connection, Lost, Router
+from limpet.backend.log import start_log
 from limpet.backend.ranks.follower_processes import RankError
 from limpet.backend.ranks.rank_loss import RankLoss
 from limpet.backend.service import EngineService
@@ -227,7 +228,7 @@ def _serve(runtime: EngineRuntime, model_dir: Path, parameters: dict[str, str], 
 def main() -> int:
     """Exit code 0 after a clean end, EXIT_NOT_OWNER if another engine was quicker, 1 for a model that cannot load."""
     arguments = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s limpet-engine[%(process)d] %(levelname)s %(message)s")
+    start_log("limpet-engine")
     # Not an argument: the admin_key among them would be in every user's process list.
     parameters = msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, str])
     runtime = EngineRuntime(arguments.runtime)

@@ -79,9 +79,13 @@ class LocalEngine:
         self.close()
 
 
-def new_sequence(key: object, prompt: list[int], params: SamplingParams, eos_ids: frozenset[int]) -> Sequence:
+def new_sequence(
+    key: object, prompt: list[int], params: SamplingParams, eos_ids: frozenset[int], cache_salt: str = ""
+) -> Sequence:
     """A sequence that ends at the model's end ids (unless ignored, without a guide) and at the request's own."""
     ignores_eos = params.ignore_eos and params.guide is None
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if ignores_eos else eos_ids)
     max_tokens = params.max_tokens if params.max_tokens is not None else 2**62
-    return Sequence(key=key, tokens=list(prompt), params=params, max_tokens=max_tokens, stop_ids=stop_ids)
+    return Sequence(
+        key=key, tokens=list(prompt), params=params, max_tokens=max_tokens, stop_ids=stop_ids, cache_salt=cache_salt
+    )

@@ -35,6 +35,7 @@ from limpet.backend.link.messages import (
     unpack_ids,
 )
 from limpet.backend.link.router import Connection
+from limpet.backend.log import quoted
 from limpet.backend.metrics import EngineMetrics
 from limpet.backend.offline import new_sequence
 from limpet.backend.session_store import StoreError
@@ -117,10 +118,8 @@ class EngineService:
             assert isinstance(request, ServedRequest)
             self._count(request, output, now)
             batches[request.connection].append(_token_output(request, output))
-            if output.error is not None or (output.ends and request.lease is None):
-                self._close(
-                    request, request.num_delivered if request.lease is not None else output.sequence.num_generated
-                )
+            if output.ends and request.lease is None:  # a session's turn ends with its front end's Settle
+                self._close(request, output.sequence.num_generated)
         for connection, items in batches.items():
             self._send(connection, Outputs(items))
 
@@ -212,8 +211,8 @@ class EngineService:
 
     def _submit(self, connection: Connection, message: Submit) -> None:
         prompt = unpack_ids(message.prompt)
-        sequence = new_sequence(None, prompt, message.params, self._eos_ids)
-        sequence.priority, sequence.cache_salt = message.priority, message.cache_salt
+        sequence = new_sequence(None, prompt, message.params, self._eos_ids, message.cache_salt)
+        sequence.priority = message.priority
         if message.timeout_ms is not None:
             sequence.deadline = time.monotonic() + message.timeout_ms / 1000
         request = self._requests.get((connection.identity, message.key)) or ServedRequest(connection, message.key)
@@ -338,8 +337,8 @@ def _log_end(request: ServedRequest, sequence: Sequence, num_kept: int) -> None:
     logger.info(
         "event=request_end request_id=%s session_id=%s tokens_in=%d tokens_cached=%d tokens_out=%d tokens_kept=%d "
         "preemptions=%d duration_s=%.3f",
-        request.request_id,
-        request.lease.session.id if request.lease is not None else "",
+        quoted(request.request_id),
+        quoted(request.lease.session.id) if request.lease is not None else "",
         sequence.num_prompt,
         sequence.num_cached or 0,
         sequence.num_generated,

@@ -145,9 +145,10 @@ class AsyncClient:
         conversation = Conversation.begin(system, id) if state is None else Conversation.restore(state)
         return AsyncSession(self, conversation, replay=replay)
 
-    async def cancel(self, *, request_id: str | None = None, session_id: str | None = None) -> None:
-        """Stop a running answer, whoever asked for it; silent if there is none."""
-        await self.admin("cancel", request_id=request_id, session_id=session_id)
+    async def cancel(self, *, request_id: str | None = None, session_id: str | None = None) -> int:
+        """Stop running answers, whoever asked for them; returns how many there were."""
+        reply = await self.admin("cancel", request_id=request_id, session_id=session_id)
+        return int(reply["cancelled"])
 
     async def status(self) -> dict[str, Any]:
         """State and counters of the engines: `ready`, `models` by name, `reason` if one is not ready."""

@@ -142,9 +142,10 @@ class Client:
         conversation = Conversation.begin(system, id) if state is None else Conversation.restore(state)
         return Session(self, conversation, replay=replay)
 
-    def cancel(self, *, request_id: str | None = None, session_id: str | None = None) -> None:
-        """Stop a running answer, whoever asked for it; silent if there is none."""
-        self.admin("cancel", request_id=request_id, session_id=session_id)
+    def cancel(self, *, request_id: str | None = None, session_id: str | None = None) -> int:
+        """Stop running answers, whoever asked for them; returns how many there were."""
+        reply = self.admin("cancel", request_id=request_id, session_id=session_id)
+        return int(reply["cancelled"])
 
     def status(self) -> dict[str, Any]:
         """State and counters of the engines: `ready`, `models` by name, `reason` if one is not ready."""

@@ -8,6 +8,7 @@ from limpet.client.options import Messages
 from limpet.client.results import Chunk
 from limpet.client.wire import SessionFields, copied_messages, new_id
 
+CANCEL_TIMEOUT_S, CANCEL_RETRY_S = 5.0, 0.01  # for a question that the engine has not seen yet
 # After these nobody can say whether the server began the turn.
 _DOUBTFUL = (Cancelled, ConnectionLost, RequestTimeout, ServerError)
 
@@ -32,6 +33,7 @@ class Conversation:
     history_tokens: int | None = None  # tokens of the history as received; None: begin it (again) from the transcript
     server_turns: int = 0  # turns since the session was begun: only so many can be rewound on the server
     pending_rewind: int = 0
+    is_waiting: bool = False  # a question was sent and nothing of its answer has come
 
     @classmethod
     def begin(cls, system: str | None, id: str | None) -> "Conversation":
@@ -73,7 +75,8 @@ class Conversation:
 
     def fork(self, id: str) -> "Conversation":
         """A second conversation that goes on from here."""
-        return replace(self, id=id, transcript=[dict(message) for message in self.transcript], turns=list(self.turns))
+        transcript = [dict(message) for message in self.transcript]
+        return replace(self, id=id, transcript=transcript, turns=list(self.turns), is_waiting=False)
 
     def forget(self) -> None:
         """The server's history is gone or unknown: the next turn begins the session again from the transcript."""
@@ -91,6 +94,7 @@ class Turn:
         self._may_replay = may_replay
         self._received = False
         self._reply: dict[str, Any] = {"role": "assistant", "content": ""}
+        self._conversation.is_waiting = True
         self._prepare()
 
     def _prepare(self) -> None:
@@ -111,6 +115,7 @@ class Turn:
         conversation = self._conversation
         if not self._received:
             self._received = True
+            conversation.is_waiting = False
             conversation.pending_rewind = 0
             begins = self.fields.start or chunk.num_dropped_turns > 0  # earlier turns may be gone: they are not counted
             conversation.server_turns = 1 if begins else conversation.server_turns + 1
@@ -126,9 +131,10 @@ class Turn:
         conversation = self._conversation
         if isinstance(error, SessionNotFound):
             conversation.forget()
-            replay = self._may_replay and not self.fields.start
+            conversation.is_waiting = self._may_replay and not self.fields.start
             self._prepare()
-            return replay
+            return conversation.is_waiting
+        conversation.is_waiting = False
         if isinstance(error, _DOUBTFUL) and conversation.pending_rewind:
             conversation.forget()
         return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from limpet.client.conversation import Conversation, SessionState, Turn
+from limpet.client.conversation import CANCEL_RETRY_S, CANCEL_TIMEOUT_S, Conversation, SessionState, Turn
 from limpet.client.endpoint import ADMIN_TIMEOUT_S
 from limpet.client.errors import LimpetError, NotFound
 from limpet.client.exchange import Exchange, end_request, turn_request
@@ -85,7 +86,11 @@ class Session:
 
     def cancel(self) -> None:
         """Stop the running answer: its stream ends with finish_reason "cancelled". Silent if there is none."""
-        self._client.cancel(session_id=self.id)
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
+        while not self._client.cancel(session_id=self.id):
+            if not self._conversation.is_waiting or time.monotonic() > deadline:
+                return
+            time.sleep(CANCEL_RETRY_S)  # the question is still on its way to the engine
 
     def end(self) -> None:
         """Free the session on the server, cancelling what runs; a later question begins it again."""

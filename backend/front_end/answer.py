@@ -111,6 +111,7 @@ class Answer:
         self._inbox: deque[Event] = deque()
         self._is_scheduled = False
         self._is_cancelled = False  # while BEGINNING, where nothing can be taken back yet
+        self._is_stopped = False  # by limpet_admin while BUILDING: the prompt still becomes part of the history
         self._key = 0
         self._request: GenerationRequest
         self._prompt: Prompt
@@ -244,6 +245,8 @@ class Answer:
         self._prompt = prompt
         self._state = State.GENERATING
         self._connection.send(prompt.submit(self._key, self._request, self._arrived_at))
+        if self._is_stopped:
+            self._settle(0, "cancelled")
 
     def _on_output(self, output: TokenOutput) -> None:
         if self._state is not State.GENERATING:
@@ -296,8 +299,7 @@ class Answer:
 
     def _on_cancel_requested(self) -> None:
         if self._state is State.BUILDING:
-            self._give_back(0)
-            self._finish(AnswerPart(text="", finish_reason="cancelled"))
+            self._is_stopped = True
         elif self._state is State.GENERATING:
             self._pending += self._text.release()
             self._settle(self._text.num_tokens_shown, "cancelled")

@@ -1,7 +1,6 @@
 """What Triton's Python backend loads as a Limpet model: a front end, and its engine found or started."""
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from limpet.backend.link.ownership import (
     settings_digest,
     sweep_dead_engines,
 )
+from limpet.backend.log import start_log
 
 # A thread that runs Python code holds up each `send` by this long (5 ms by default).
 _SWITCH_INTERVAL_S = 0.0005
@@ -77,7 +77,7 @@ def prepare_process() -> None:
             "numpy<2 in the server's environment."
         )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s limpet[%(process)d] %(levelname)s %(message)s")
+    start_log("limpet")
 
 
 def shm_region() -> str | None:

@@ -13,6 +13,7 @@ from limpet.backend.front_end.errors import RequestError
 from limpet.backend.front_end.request import Content, GenerationRequest, RawRequest, RequestReader
 from limpet.backend.link.connection import EngineConnection, EngineUnavailableError
 from limpet.backend.link.messages import ModelInfo, Submit, TurnBegun, pack_ids, unpack_ids
+from limpet.backend.log import quoted
 from limpet.backend.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class PromptBuilder:
 
     def _checked(self, request: GenerationRequest, shortened: Shortened, prompt: TurnPrompt) -> Prompt:
         if self._log_prompts:
-            text = msgspec.json.encode(self._tokenizer.decode(prompt.ids)).decode()
-            _logger.info("event=prompt request_id=%s text=%s", request.request_id, text)
+            text = self._tokenizer.decode(prompt.ids)
+            _logger.info("event=prompt request_id=%s text=%s", quoted(request.request_id), quoted(text))
         num_tokens, session_len = len(prompt.ids), self._info().session_len
         history_len = shortened.begun.history_len
         if shortened.num_exchanges:

@@ -54,8 +54,11 @@ class SessionServer:
     def admin(self, operation: dict[str, Any]) -> dict[str, Any]:
         if operation["op"] == "sessions":
             return self._fork(operation)
-        if operation["op"] == "cancel" and (kept := self.sessions.get(operation.get("session_id", ""))) is not None:
-            kept.cancel.set()
+        if operation["op"] == "cancel":
+            kept = self.sessions.get(operation.get("session_id", ""))
+            if kept is not None:
+                kept.cancel.set()
+            return {"cancelled": int(kept is not None and kept.running)}
         return {"ready": True}
 
     def _fork(self, operation: dict[str, Any]) -> dict[str, Any]:

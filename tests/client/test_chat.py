@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_works(
 def test_ctrl_c_stops_the_answer_of_a_server_that_ignores_the_cancel_operation(
     server: FakeServer, kept: SessionServer, tmp_path: Path
 ) -> None:
-    server.admin = lambda operation: {"ready": True}
+    server.admin = lambda operation: {"ready": True, "cancelled": 0}
     kept.pause = lambda each: server.asked[-1].gone.wait(WAIT_S) if each.history.endswith("<lo") else None
     with chat_terminal(server.target, home=tmp_path) as chat:
         chat.expect("> ")

@@ -302,11 +302,11 @@ def test_what_cannot_be_sent_is_refused_before_sending(server: FakeServer, clien
 
 
 def test_admin_operations_carry_model_and_key_and_give_the_answer(server: FakeServer) -> None:
-    server.admin = lambda operation: {"ready": True, "op": operation["op"]}
+    server.admin = lambda operation: {"ready": True, "op": operation["op"], "cancelled": 2}
     with Client(server.target, model="tiny", admin_key="secret") as client:
-        assert client.status() == {"ready": True, "op": "status"}
-        client.cancel(request_id="7")
-        client.cancel(session_id="8")
+        assert client.status()["op"] == "status"
+        assert client.cancel(request_id="7") == 2
+        assert client.cancel(session_id="8") == 2
         assert client.ready()
     key = {"model": "tiny", "admin_key": "secret"}
     assert server.operations[:3] == [

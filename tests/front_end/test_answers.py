@@ -322,6 +322,20 @@ def test_a_cancel_by_the_administrator_delivers_what_is_complete(stage: Stage, s
     assert sender.responses[-1].value("finish_reason") == b"cancelled"
 
 
+def test_a_cancel_while_the_prompt_is_built_keeps_the_prompt_in_the_history(stage: Stage) -> None:
+    sender = stage.ask(session="s", stream=True, return_finish_reason=True, return_session_tokens=True)
+    begin = stage.engine.expect(BeginTurn)
+    stage.engine.send(TurnBegun(begin.key, 0, b"", []))
+    stage.engine.send(CancelRequested(begin.key))
+    submit = stage.submitted()
+    settle = stage.engine.expect(Settle)
+    assert (settle.keep, settle.cancelled) == (0, True)
+    stage.engine.send(Settled(begin.key, 99))
+    assert texts(sender) == [""]
+    assert sender.responses[-1].value("finish_reason") == b"cancelled"
+    assert sender.responses[-1].value("session_tokens") == len(unpack_ids(submit.prompt))
+
+
 # ---- errors
 
 

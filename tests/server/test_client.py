@@ -1,13 +1,16 @@
 """limpet.client against a real server: what the fake one of tests/client cannot prove."""
 
 import asyncio
+import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from limpet.client import AsyncClient, Client, InvalidRequest, NotFound, SessionBusy, SessionNotFound
+from limpet.client import AsyncClient, Cancelled, Client, InvalidRequest, NotFound, SessionBusy, SessionNotFound
 from tests.aids.chain import script
 from tests.aids.live_server import LiveServer
+from tests.aids.wire import wire
 
 pytestmark = pytest.mark.server
 
@@ -47,6 +50,51 @@ def test_cancel_ends_the_answer_and_both_sides_agree_on_the_history(client: Clie
         assert received == stream.result.text
         tokens = session.history_tokens
         assert session.ask("hello").num_cached_tokens == (tokens or 0) - 1
+
+
+def test_cancel_finds_a_question_that_is_still_on_its_way(client: Client) -> None:
+    with client.session(system="Say what you are told.") as session:
+        session.ask("hello")
+        for delay_ms in range(12):
+            before = session.history_tokens or 0
+            stream = session.ask(f"{'word ' * 400 * (delay_ms % 3)}loop", stream=True)
+            time.sleep(delay_ms / 1000)
+            session.cancel()
+            assert stream.read().finish_reason == "cancelled"
+            assert (session.history_tokens or 0) > before, "the history and the question stay"
+        tokens = session.history_tokens or 0
+        assert session.ask("hello").session_tokens > tokens
+
+
+def test_a_turn_past_its_time_limit_keeps_what_was_received(client: Client) -> None:
+    with client.session() as session:
+        stream = session.ask("loop", stream=True, timeout_ms=200)
+        with pytest.raises(Cancelled, match="timeout_ms"):
+            stream.read()
+        assert stream.result.text.startswith("tick0 ")
+        assert session.ask("hello").num_cached_tokens == (stream.result.session_tokens or 0) - 1
+
+
+def test_prefixes_are_shared_only_where_the_salt_is_equal(client: Client) -> None:
+    prompt = f"hello {uuid.uuid4()} {'word ' * 200}"
+    cached = [client.generate(prompt, max_tokens=1, cache_salt=salt).num_cached_tokens for salt in ("a", "a", "b", "")]
+    assert cached[1] > 0
+    assert (cached[0], cached[2], cached[3]) == (0, 0, 0)
+
+
+def test_ids_of_clients_forge_no_line_of_the_log(chain: LiveServer) -> None:
+    with wire(chain.target, "chain") as connection:
+        connection.send(
+            text_input="hello", request_id="x\nforged=1", sequence_id="y\r\nforged=2", sequence_start=True, stream=True
+        )
+        assert not [response.error for response in connection.rest() if response.error]
+    deadline = time.monotonic() + 10  # the engine logs an end after the front end has answered
+    while not (lines := [line for line in chain.log().splitlines() if "forged=1" in line]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    [line] = lines
+    assert "event=request_end" in line
+    assert "forged=2" in line
 
 
 def test_a_closed_stream_is_followed_by_the_next_question_at_once(client: Client) -> None:
