@@ -12,7 +12,7 @@ PEERS = RESULTS / "peers-nvidia-h200.jsonl"
 HEAD = """\
 ## {model} on one {gpu}
 
-`python -m benchmarks.engine --model {model}`: {dtype}, random weights, greedy, 256 slots, session length 4096, 8192
+`limpet-bench engine --model {model}`: {dtype}, random weights, greedy, 256 slots, session length 4096, 8192
 prompt tokens a step, CUDA graphs; {date}, commit {commit}, torch {torch}, Triton {triton}, blocks of 64 tokens. decode:
 128 tokens in, 256 out, steady step while all decode; prefill: 16 × 2048 tokens in, 1 out; sharegpt: 1000 requests, 256
 in flight. The peers were measured on the same kind of machine with the same requests ({peers}).
@@ -22,7 +22,7 @@ SEVERAL_HEAD = """\
 ## Several {gpu}s of one host
 
 `limpet-bench engine --model … --tp 2`, the rest as above; {date}, commit {commit}. Efficiency: what one GPU takes over
-what so many take, divided by their number. NVLink multicast is off.
+what so many take, divided by their number. NVLink multicast is off. A first look: each row is one run after a warm-up.
 """
 
 
@@ -83,7 +83,7 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
         label = f"{part} {concurrency}" if part == "decode" else part
         ours = [_figure(each), *([_figure(fixed.get((part, concurrency, block_size)))] if fixed else [])]
         shown = [f"{figure:,.2f}" if figure else "" for figure in ours]
-        table.add_row(label, _unit(part), *shown, *figures, f"{each.ttft_ms_p50 or 0:.0f}")
+        table.add_row(label, _unit(part), *shown, *figures, f"{each.ttft_ms_p50:.0f}" if each.ttft_ms_p50 else "")
     sizes = Table("block size", "decode 256, ms a step", "prefill, input tokens/s", box=MARKDOWN)
     for size in sorted({size or 0 for _, _, size in newest}):
         both = [_figure(newest.get(case)) for case in (("decode", 256, size), ("prefill", 16, size))]
