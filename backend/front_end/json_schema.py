@@ -4,7 +4,7 @@ The grammar compiler (xgrammar) passes over what it cannot express, and some sch
 refused here, with the place: an answer that comes back follows its schema. Only what the root reaches counts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from limpet.backend.front_end.errors import RequestError
@@ -61,7 +61,7 @@ def check_schema(schema: Any) -> None:
     """Raises RequestError if an answer cannot be held to the schema, or no answer can fulfil it."""
     checker = _Checker(schema)
     checker.check(schema, "#", 0)
-    if not checker.is_finite(schema, frozenset()):
+    if not checker.is_finite():
         raise RequestError("The JSON schema cannot be fulfilled: it requires an object inside itself without end.")
 
 
@@ -70,7 +70,7 @@ class _Checker:
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._seen: set[str] = set()  # references that were followed
+        self._targets: dict[str, Any] = {}  # by the references that were followed
 
     def check(self, schema: Any, place: str, depth: int) -> None:
         if isinstance(schema, bool):
@@ -82,28 +82,18 @@ class _Checker:
         _check_keywords(schema, place)
         if "$ref" in schema:
             reference = schema["$ref"]
-            if reference not in self._seen:
-                target = self._target(reference, place)
-                self._seen.add(reference)
+            if reference not in self._targets:
+                target = self._targets[reference] = self._target(reference, place)
                 self.check(target, reference, depth + 1)
         for name, child in _children(schema):
             self.check(child, f"{place}/{name}", depth + 1)
 
-    def is_finite(self, schema: Any, above: frozenset[str]) -> bool:
-        """Whether some finite text fulfils the schema; `above` are the references being followed."""
-        if isinstance(schema, bool):
-            return schema
-        if "$ref" in schema:
-            reference = schema["$ref"]
-            return reference not in above and self.is_finite(self._target(reference, ""), above | {reference})
-        for name in ("anyOf", "oneOf"):
-            if name in schema:
-                return any(self.is_finite(each, above) for each in schema[name])
-        if "allOf" in schema:
-            return self.is_finite(schema["allOf"][0], above)
-        needed = {"object": _required(schema), "array": _first_items(schema)}
-        types = _types(schema, "") or [""]
-        return any(all(self.is_finite(each, above) for each in needed.get(name, ())) for name in types)
+    def is_finite(self) -> bool:
+        """Whether some finite text fulfils the checked schema."""
+        finite: set[str] = set()  # references that are known to have an end; grows as long as others rest on them
+        while more := {name for name, target in self._targets.items() if _is_finite(target, finite)} - finite:
+            finite |= more
+        return _is_finite(self._root, finite)
 
     def _target(self, reference: Any, place: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -115,6 +105,20 @@ class _Checker:
                 raise RequestError(f"The JSON schema has nothing at {reference}.")
             target = target[name]
         return target
+
+
+def _is_finite(schema: Any, finite: Set[str]) -> bool:
+    """Whether some finite text fulfils the schema, if references but those in `finite` have none."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema:
+        return schema["$ref"] in finite
+    for name in ("anyOf", "oneOf", "allOf"):
+        if name in schema:
+            return any(_is_finite(each, finite) for each in schema[name])
+    needed = {"object": _required(schema), "array": _first_items(schema)}
+    types = _types(schema, "") or [""]
+    return any(all(_is_finite(each, finite) for each in needed.get(name, ())) for name in types)
 
 
 def _check_keywords(schema: Mapping[str, Any], place: str) -> None:

@@ -81,6 +81,16 @@ def test_two_forms_are_refused() -> None:
     assert "guide_type" in refusal(parameters={"guided_decoding_guide": "a"})
 
 
+def twice_each(depth: int, last: dict[str, Any]) -> dict[str, Any]:
+    """Definitions that require the next one two times."""
+    both = {"type": "object", "required": ["a", "b"]}
+    defs = {
+        f"d{number}": {**both, "properties": {key: {"$ref": f"#/$defs/d{number + 1}"} for key in "ab"}}
+        for number in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{depth}": last}}
+
+
 def nested(depth: int) -> dict[str, Any]:
     return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "integer"}
 
@@ -123,6 +133,7 @@ def test_schemas_that_would_be_followed_in_part_are_refused(schema: Any, word: s
         {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
         {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}},
         {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        twice_each(28, {"$ref": "#/$defs/d0"}),
     ],
 )
 def test_schemas_that_no_text_can_fulfil_are_refused(schema: Any) -> None:
@@ -136,6 +147,7 @@ def test_schemas_that_no_text_can_fulfil_are_refused(schema: Any) -> None:
         {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 2}]},
         {"type": ["null", "array"], "items": {"$ref": "#"}, "minItems": 2},
         nested(60),
+        twice_each(28, {"type": "null"}),
         {"$defs": {"unused": {"not": {}}}, "type": "integer"},
     ],
 )
