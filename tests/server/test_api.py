@@ -12,16 +12,29 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 
 from limpet.client import Client
 from tests.aids.chain import answer_ids, script
-from tests.aids.live_server import LiveServer, free_ports
+from tests.aids.chain_checkpoint import write_chain_huggingface
+from tests.aids.live_server import LiveServer, free_ports, live_server
+from tests.api.endpoint import endpoint
+from tests.front_end.test_tools import HERMES
 
 pytestmark = pytest.mark.server
 LIMPET_API = Path(sys.executable).with_name("limpet-api")
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 KEY = "secret"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"depth": {"enum": [7]}},
+    "required": ["depth"],
+    "additionalProperties": False,
+}
+TOOLS: list[ChatCompletionToolParam] = [
+    {"type": "function", "function": {"name": "look", "description": "Look down.", "parameters": PARAMETERS}}
+]
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +202,35 @@ def test_the_calls_of_open_webui(url: str) -> None:
     body = {"model": "chain", "messages": message("hello"), "stream": True, "temperature": 0.8, "max_tokens": 64}
     texts = [event["choices"][0]["delta"].get("content", "") for event in _events(url, "chat/completions", body)]
     assert "".join(texts) == script("hello").text
+
+
+def test_a_template_that_knows_no_tools_refuses_them(ask: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="knows no tools"):
+        ask.chat.completions.create(model="chain", messages=message("hello"), tools=TOOLS)
+
+
+@pytest.mark.long
+def test_a_required_tool_is_called(tmp_path: Path) -> None:
+    """The chain with a template that knows tools: its script counts for nothing, guided decoding for all."""
+    source, template = tmp_path / "chain", tmp_path / "hermes.jinja"
+    write_chain_huggingface(source)
+    template.write_text(HERMES, "utf-8")
+    limpet_convert = LIMPET_API.with_name("limpet-convert")
+    options = [f"--dst={tmp_path / 'workspace'}", f"--chat-template={template}", "--cache-bytes=67108864"]
+    subprocess.run([limpet_convert, source, *options], check=True, timeout=120)
+    with live_server(tmp_path / "workspace" / "model_repository") as server:
+        server.wait_ready()
+        with endpoint(server.target) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            answer = client.chat.completions.create(
+                model="chain",
+                messages=message("hello"),
+                tools=TOOLS,
+                tool_choice="required",
+                max_tokens=400,
+                frequency_penalty=100,  # or white space between two words, which the form allows, might never end
+            )
+        assert server.stop() == 0
+    assert answer.choices[0].finish_reason == "tool_calls"
+    [call] = answer.choices[0].message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"depth": 7})
