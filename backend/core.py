@@ -60,6 +60,7 @@ class Sequence:
     cache_salt: str = ""
     stop_ids: frozenset[int] = frozenset()
     cached_prefix: CachedPrefix = field(default_factory=CachedPrefix)  # when it does not run
+    is_turn: bool = False  # of a session, which comes back for what is cached
     guidance: "Guidance | None" = None  # set when it is queued, if its params have a guide
 
     arrival: int = 0  # rank in the order of arrival

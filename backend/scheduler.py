@@ -209,7 +209,6 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stop_running(sequence)
-        self.cache.keep(sequence.cached_prefix)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         bisect.insort(self.waiting, sequence, key=_seniority)
@@ -217,6 +216,8 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         assert sequence.row is not None
         self.cache.detach(sequence)
+        if sequence.is_turn or not sequence.finished:
+            self.cache.keep(sequence.cached_prefix)
         self.running.remove(sequence)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = None

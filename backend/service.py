@@ -224,6 +224,7 @@ class EngineService:
                 lease.drop_turns(message.num_dropped_turns, message.first_messages)
                 lease.move_turns(message.turn_ends)
             sequence.cached_prefix = lease.reusable_prefix(prompt)
+            sequence.is_turn = True
         self.engine.add(sequence)
         if lease is not None:
             lease.accept(sequence, message.messages)
@@ -313,9 +314,7 @@ class EngineService:
         # The last token of a history has no keys and values: the next turn computes it in any case.
         cached = self.engine.cached(sequence, sequence.num_prompt + num_kept - 1)
         length = self.sessions.settle(lease, num_kept, cached)
-        if self.sessions.sessions.get(lease.session.id) is lease.session:
-            self.engine.cache.keep(cached)
-        else:
+        if self.sessions.sessions.get(lease.session.id) is not lease.session:
             self._drop_cache(lease.session)
         return length
 

@@ -24,12 +24,11 @@ class SessionDriver:
         lease = self._table.begin(session_id, start=starts, end=False, truncate_to=None, rewind=0)
         sequence = new_sequence(session_id, [*lease.history.tokens, *new], self._params, frozenset())
         sequence.cached_prefix = lease.reusable_prefix(sequence.tokens)
+        sequence.is_turn = True
         self._engine.add(sequence)
         lease.accept(sequence, None)
         first = run(self._engine, sequence, started)
-        cached = self._engine.cached(sequence, len(sequence.tokens) - 1)
-        self._table.settle(lease, sequence.num_generated, cached)
-        self._engine.cache.keep(cached)
+        self._table.settle(lease, sequence.num_generated, self._engine.cached(sequence, len(sequence.tokens) - 1))
         return first, sequence.num_cached or 0
 
     def end(self, session_id: str) -> None:

@@ -405,6 +405,7 @@ class SessionMachine(RuleBasedStateMachine):
                 request = next(r for r in self.requests if r.connection is connection and r.key == item.key)
                 self._check_output(request, item.ids, item.num_cached_tokens)
                 request.finish_reason = item.finish_reason
+                request.evictions_at_end = self.engine.cache.num_evicted if item.finish_reason is not None else None
                 if item.finish_reason is not None and request.session_id is None:
                     self.requests.remove(request)
 
@@ -443,7 +444,8 @@ class SessionMachine(RuleBasedStateMachine):
         session.history = request.prompt + reply
         session.turns = [*request.turns, ModelTurn(request.messages, reply, len(session.history))]
         was_computed = bool(request.received)  # else the turn ended before its prompt was
-        session.evictions_at_settle = self.engine.cache.num_evicted if was_computed else -1
+        evictions = self.engine.cache.num_evicted if request.evictions_at_end is None else request.evictions_at_end
+        session.evictions_at_settle = evictions if was_computed else -1
         session.store()
         if request.ends_session:
             del self.sessions[request.session_id]

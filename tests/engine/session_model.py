@@ -45,6 +45,7 @@ class ModelRequest:
     received: list[int] = field(default_factory=list)
     delivered: int = 0
     finish_reason: str | None = None
+    evictions_at_end: int | None = None  # when the engine had ended the answer
     freed: bool = False  # its session was ended or restarted under it
 
 

@@ -48,14 +48,13 @@ class Talker:
         lease = self._table.begin(session, start=starts, end=False, truncate_to=None, rewind=0)
         sequence = new_sequence(0, [*lease.history.tokens, *new], GREEDY, frozenset())
         sequence.cached_prefix = lease.reusable_prefix(sequence.tokens)
+        sequence.is_turn = True
         engine.add(sequence)
         lease.accept(sequence, None)
         while engine.has_work:
             engine.step()
             engine.check_integrity()
-        cached = engine.cached(sequence, len(sequence.tokens) - 1)
-        self._table.settle(lease, sequence.num_generated, cached)
-        engine.cache.keep(cached)
+        self._table.settle(lease, sequence.num_generated, engine.cached(sequence, len(sequence.tokens) - 1))
         engine.discard(other)
         return sequence.tokens, len(lease.history.tokens), sequence.num_cached or 0
 
@@ -122,8 +121,8 @@ def test_a_block_that_is_being_loaded_is_not_copied_for_another_request() -> Non
 
     opening = list(range(12))
     first = new_sequence(0, [*opening, 13], params, frozenset())
+    first.is_turn = True
     answer(first)
-    engine.cache.keep(first.cached_prefix)
     answer(new_sequence(1, [40] * 37, params, frozenset()))  # takes all blocks
     assert engine.cache.count_blocks(first.cached_prefix)[0] == 0
     sharing = new_sequence(2, [*opening, 14], params, frozenset())
