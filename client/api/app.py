@@ -137,9 +137,9 @@ def _open(gateway: Gateway, counts: CollectorRegistry) -> APIRouter:
             raise Problem(reason, 503, "server_error", "unavailable")
         return json_response({"status": "ok"})
 
-    @router.get("/metrics", responses={503: _REFUSALS[503]})
+    @router.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus' text: the endpoint's counts and the engines'."""
+        """Prometheus' text: the endpoint's counts, and those of the engines that answer."""
         return Response(metrics_text(counts, await gateway.metrics()), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -1,6 +1,7 @@
 """The server behind the endpoint: which models it has, and answers as streams of chunks."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from limpet.client.aio_client import AsyncClient
 from limpet.client.aio_stream import AsyncStream
 from limpet.client.api.problems import Problem
 from limpet.client.endpoint import ADMIN_TIMEOUT_S
-from limpet.client.errors import SessionNotFound
+from limpet.client.errors import LimpetError, SessionNotFound
 from limpet.client.exchange import Exchange
 from limpet.client.options import Options
 from limpet.client.results import Chunk
@@ -107,8 +108,13 @@ class Gateway:
         return await client.tokenize(question.content.get("prompt"), messages=question.content.get("messages"))
 
     async def metrics(self) -> dict[str, dict[str, Any]]:
-        """Each model's engine's counts."""
-        return {name: await self.client.for_model(name).admin("metrics") for name in await self.models()}
+        """The counts of each model's engine, but for those that do not answer now."""
+        counts = {}
+        with contextlib.suppress(LimpetError):
+            for name in await self.models():
+                with contextlib.suppress(LimpetError):
+                    counts[name] = await self.client.for_model(name).admin("metrics")
+        return counts
 
     async def summaries(self) -> dict[str, dict[str, Any]]:
         """What each model's engine says of itself; an empty one where it does not answer."""

@@ -110,10 +110,11 @@ def test_only_requests_with_a_key_are_answered() -> None:
 
 def test_a_server_that_is_away_is_503() -> None:
     with endpoint("127.0.0.1:1") as url:
-        for path in ("/health", "/v1/models", "/metrics"):
+        for path in ("/health", "/v1/models"):
             response = httpx.get(url + path, timeout=30)
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
+        assert 'limpet_api_requests_total{path="/health",status="503"} 1.0' in httpx.get(f"{url}/metrics").text
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
