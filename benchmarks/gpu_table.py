@@ -6,6 +6,7 @@ from rich.table import Table
 
 from limpet.benchmarks import result
 from limpet.benchmarks.markdown_table import render
+from limpet.benchmarks.memory_plan import GPU_GIB, TAKEN_GIB, memory_table
 from limpet.benchmarks.result import RESULTS, Result
 
 PEERS = RESULTS / "peers-nvidia-h200.jsonl"
@@ -23,6 +24,13 @@ SEVERAL_HEAD = """\
 
 `limpet-bench engine --model … --tp 2`, the rest as above; {date}, commit {commit}. Efficiency: what one GPU takes over
 what so many take, divided by their number. NVLink multicast is off. A first look: each row is one run after a warm-up.
+"""
+
+PLAN_HEAD = f"""\
+## Memory of DeepSeek-V2 (236 B) on four and eight GPUs
+
+`python -m benchmarks.memory_plan`: planned, not measured. Each rank's part is built of meta tensors by the engine's own
+code and added up by the loader's; {GPU_GIB:g} GiB a GPU, {TAKEN_GIB:g} of them for steps, CUDA graphs and CUDA itself.
 """
 
 
@@ -54,7 +62,7 @@ def gpu_sections() -> list[str]:
     models = sorted({each.model for each in alone})
     sections = [_section([each for each in alone if each.model == model], alone_peers) for model in models]
     served = [each for path in sorted(RESULTS.glob("*-served.jsonl")) for each in result.read(path) if each.gpu]
-    return [*sections, *_several(found, peers), *_served(served)]
+    return [*sections, *_several(found, peers), *_served(served), _plan()]
 
 
 def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
@@ -132,6 +140,10 @@ def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
             f"{each.mem_gb or 0:.0f}",
         )
     return [SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=shared[0].commit) + "\n" + render(table)]
+
+
+def _plan() -> str:
+    return PLAN_HEAD + "\n" + render(memory_table("deepseek-v2", (4, 8)))
 
 
 def _unit(part: str) -> str:

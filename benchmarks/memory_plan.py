@@ -8,10 +8,12 @@ the bytes that a rank reads over --rate, and a cost per layer that is what a mea
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import torch
+from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +27,8 @@ from limpet.backend.weights import num_bytes
 from limpet.benchmarks.model_shapes import SHAPES
 
 GIB = 1 << 30
+GPU_GIB = 139.8  # of an H200, as torch sees it
+TAKEN_GIB = 12.0  # of it for the largest step, CUDA graphs and CUDA itself
 DTYPE = torch.bfloat16
 
 SESSION_LEN = 4096
@@ -73,38 +77,31 @@ def main() -> None:
     arguments = _arguments()
     config = SHAPES[arguments.model]
     console = Console(width=120)
-    console.print(_memory_table(arguments, config))
+    print(f"{arguments.model}, {arguments.gpu_gib:g} GiB a GPU, {arguments.taken_gib:g} for steps, graphs and CUDA")
+    console.print(memory_table(arguments.model, arguments.tp, arguments.gpu_gib, arguments.taken_gib))
     if arguments.measured:
         console.print(_step_table(arguments, config))
 
 
-def _memory_table(arguments: argparse.Namespace, config: ModelConfig) -> Table:
-    table = Table(
-        "GPUs",
-        "weights, GiB a rank",
-        "of the whole",
-        "cache, KiB a token",
-        "cache, GiB",
-        "tokens",
-        f"sequences of {SESSION_LEN}",
-        title=f"{arguments.model}, {arguments.gpu_gib:g} GiB a GPU, {arguments.taken_gib:g} for steps, graphs and CUDA",
-    )
+def memory_table(model: str, degrees: Sequence[int], gpu_gib: float = GPU_GIB, taken_gib: float = TAKEN_GIB) -> Table:
+    """A row for each number of GPUs."""
+    columns = ("GPUs", "weights, GiB a GPU", "of the whole", "cache, KiB a token", "cache, GiB", "tokens of cache")
+    table = Table(*columns, f"sequences of {SESSION_LEN}", box=MARKDOWN)
+    config = SHAPES[model]
     whole = RankPlan.of(config, 0, 1).weight_bytes
-    for tp in arguments.tp:
+    for tp in degrees:
         check_degree(config, tp)
         plans = [RankPlan.of(config, rank, tp) for rank in range(tp)]
         largest = max(plan.weight_bytes for plan in plans)
-        room = (arguments.gpu_gib - arguments.taken_gib) * GIB - largest
+        room = (gpu_gib - taken_gib) * GIB - largest
         tokens = int(room / plans[0].token_bytes)
-        fits = room > 0
+        cache = (f"{room / GIB:.1f}", f"{tokens:,}", f"{tokens // SESSION_LEN:,}") if room > 0 else ("none", "", "")
         table.add_row(
             str(tp),
             f"{largest / GIB:.2f}",
             f"1/{whole / largest:.2f}",
             f"{plans[0].token_bytes / 1024:.1f}",
-            f"{room / GIB:.1f}" if fits else "does not fit",
-            f"{tokens:,}" if fits else "",
-            f"{tokens // SESSION_LEN:,}" if fits else "",
+            *cache,
         )
     return table
 
@@ -120,6 +117,7 @@ def _step_table(arguments: argparse.Namespace, config: ModelConfig) -> Table:
         "else, us a layer",
         *(f"{config.num_layers} layers on {tp}, ms" for tp in arguments.tp),
         title=f"Decode steps at {arguments.rate:g} GB/s",
+        box=MARKDOWN,
     )
     plans = {tp: RankPlan.of(config, 0, tp) for tp in arguments.tp}
     for batch, ms in measured.items():
@@ -135,8 +133,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="deepseek-v2")
     parser.add_argument("--tp", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--gpu-gib", type=float, default=139.8, help="memory of a GPU that torch sees")
-    parser.add_argument("--taken-gib", type=float, default=12.0, help="of it for the largest step, graphs and CUDA")
+    parser.add_argument("--gpu-gib", type=float, default=GPU_GIB, help="memory of a GPU that torch sees")
+    parser.add_argument(
+        "--taken-gib", type=float, default=TAKEN_GIB, help="of it for the largest step, graphs and CUDA"
+    )
     parser.add_argument("--rate", type=float, default=4300.0, help="GB/s that a large copy reads and writes")
     parser.add_argument("--measured", nargs="*", metavar="BATCH=MS", help="decode steps of a run")
     parser.add_argument("--measured-tp", type=int, default=2)
