@@ -54,6 +54,8 @@ _SHAPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("properties", "patternProperties"), (dict,)),
     **dict.fromkeys(("required", "prefixItems", "enum", "anyOf", "oneOf", "allOf"), (list,)),
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), (int,)),
+    **dict.fromkeys(_NUMBER, (int, float)),
+    **dict.fromkeys(("pattern", "format"), (str,)),
 }
 
 
@@ -82,8 +84,10 @@ class _Checker:
         _check_keywords(schema, place)
         if "$ref" in schema:
             reference = schema["$ref"]
+            if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+                raise RequestError(f"The JSON schema at {place} refers to {shown(reference)}; allowed: # and #/….")
             if reference not in self._targets:
-                target = self._targets[reference] = self._target(reference, place)
+                target = self._targets[reference] = self._target(reference)
                 self.check(target, reference, depth + 1)
         for name, child in _children(schema):
             self.check(child, f"{place}/{name}", depth + 1)
@@ -95,9 +99,7 @@ class _Checker:
             finite |= more
         return _is_finite(self._root, finite)
 
-    def _target(self, reference: Any, place: str) -> Any:
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise RequestError(f"The JSON schema at {place} refers to {reference!r}; allowed: # and #/….")
+    def _target(self, reference: str) -> Any:
         target = self._root
         for part in reference.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -125,6 +127,8 @@ def _check_keywords(schema: Mapping[str, Any], place: str) -> None:
     for name in _SHAPES.keys() & schema.keys():
         if not isinstance(schema[name], _SHAPES[name]):
             raise RequestError(f"{name} of the JSON schema at {place} is {shown(schema[name])}, of a wrong type.")
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise RequestError(f"required of the JSON schema at {place} must be a list of names.")
     unsupported = [name for name in _UNSUPPORTED if name in schema]
     if schema.get("uniqueItems", False) is not False:
         unsupported.append("uniqueItems")
@@ -139,7 +143,7 @@ def _check_keywords(schema: Mapping[str, Any], place: str) -> None:
 
 def _check_alone(schema: Mapping[str, Any], alone: list[str], place: str) -> None:
     beside = [*alone[1:], *sorted(_ASSERTIONS & schema.keys())]
-    if alone[0] in ("enum", "const") and beside == ["type"] and _all_of_type(schema):
+    if alone[0] in ("enum", "const") and beside == ["type"] and _all_of_type(schema, _types(schema, place)):
         return
     if beside:
         raise RequestError(f"{beside[0]} beside {alone[0]} of the JSON schema at {place} is not supported.")
@@ -150,15 +154,10 @@ def _check_alone(schema: Mapping[str, Any], alone: list[str], place: str) -> Non
             raise RequestError(f"allOf of the JSON schema at {place} is supported with one entry only.")
 
 
-def _all_of_type(schema: Mapping[str, Any]) -> bool:
+def _all_of_type(schema: Mapping[str, Any], names: list[str]) -> bool:
     values = schema["enum"] if "enum" in schema else [schema["const"]]
-    return all(_is_of_type(value, schema["type"]) for value in values)
-
-
-def _is_of_type(value: Any, names: Any) -> bool:
-    listed = names if isinstance(names, list) else [names]
-    types = tuple(each for name in listed for each in _PYTHON_TYPES.get(name, ()))
-    return isinstance(value, types) and (not isinstance(value, bool) or "boolean" in listed)
+    types = tuple(each for name in names for each in _PYTHON_TYPES[name])
+    return all(isinstance(each, types) and (not isinstance(each, bool) or "boolean" in names) for each in values)
 
 
 def _check_types(schema: Mapping[str, Any], place: str) -> None:
