@@ -33,6 +33,7 @@ class EngineSummary:
     device: str
     dtype: str
     tp: int
+    way_of_adding: str  # of ranks
     weight_bytes: int  # of the largest rank; memory here is that of one rank
     load_s: float  # which the weights took
     cache_bytes: int
@@ -66,7 +67,9 @@ class EngineSummary:
             f"{self.max_prefill_token_num} prompt tokens a step",
         ]
         if self.tp > 1:
-            lines.append(f"tp {self.tp}: each rank has that much of weights and cache")
+            lines.append(
+                f"tp {self.tp}: that much of weights and cache on each rank; they add by {self.way_of_adding}"
+            )
         if self.deterministic:
             lines.append("deterministic: a request gives the same ids in any batch")
         if self.graph_decodes:
@@ -138,6 +141,7 @@ class _Started:
             device=str(settings.device),
             dtype=str(settings.dtype).removeprefix("torch."),
             tp=config.tp,
+            way_of_adding=self.ranks.way_of_adding,
             weight_bytes=self.weight_bytes,
             load_s=self.built.load_s,
             cache_bytes=self.num_blocks * self.built.block_bytes(),

@@ -72,6 +72,12 @@ class ConnectedGroup(RankGroup):
 
             self.one_shot = open_one_shot(rank, size, device, dtype)
 
+    @property
+    def way_of_adding(self) -> str:
+        if self.one_shot is None:
+            return dist.get_backend()
+        return f"symmetric memory up to {self.one_shot.max_bytes >> 10} KiB, else {dist.get_backend()}"
+
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.one_shot is not None and self.one_shot.takes(x):
             return self.one_shot.all_reduce(x)

@@ -190,6 +190,7 @@ class FollowerProcesses:
             self._watcher.join()
         for follower in self._followers:
             follower.process.wait()
+            follower.connection.close()
 
     # ---- the watching thread
 

@@ -36,6 +36,11 @@ class RankGroup:
         first = self.rank * count // self.size
         return range(first, first + 1)
 
+    @property
+    def way_of_adding(self) -> str:
+        """For the log."""
+        return "nothing"
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' `x`, the same bits on every rank; `x` may be changed."""
         assert self.size == 1, "these ranks are not connected"

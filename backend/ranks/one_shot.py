@@ -30,17 +30,17 @@ class OneShotReducer:
     """
 
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._max_bytes = MAX_BYTES[size]
+        self.max_bytes = MAX_BYTES[size]
         group = dist.group.WORLD
         assert group is not None
         self._group = group.group_name
-        self._buffer = symmetric_memory.empty(self._max_bytes // dtype.itemsize, dtype=dtype, device=device)
+        self._buffer = symmetric_memory.empty(self.max_bytes // dtype.itemsize, dtype=dtype, device=device)
         symmetric_memory.rendezvous(self._buffer, self._group)
 
     def takes(self, x: Tensor) -> bool:
         return (
             x.dtype == self._buffer.dtype
-            and 0 < x.nbytes <= self._max_bytes
+            and 0 < x.nbytes <= self.max_bytes
             and x.nbytes % _ALIGNMENT == 0
             and x.data_ptr() % _ALIGNMENT == 0
             and x.is_contiguous()
