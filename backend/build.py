@@ -67,9 +67,7 @@ class EngineSummary:
             f"{self.max_prefill_token_num} prompt tokens a step",
         ]
         if self.tp > 1:
-            lines.append(
-                f"tp {self.tp}: that much of weights and cache on each rank; they add by {self.way_of_adding}"
-            )
+            lines.append(f"tp {self.tp}: that much of weights and cache on each rank; they add by {self.way_of_adding}")
         if self.deterministic:
             lines.append("deterministic: a request gives the same ids in any batch")
         if self.graph_decodes:
