@@ -16,7 +16,8 @@ from tests.converter.checkpoints import converted_weights, edit_json, edit_weigh
 @pytest.mark.parametrize("shape", TINY_SHAPES)
 def test_weights_are_the_checkpoints_under_their_new_names(tmp_path: Path, shape: str) -> None:
     source = tmp_path / "source"
-    state = write_tiny(source, shape).state_dict()
+    model = write_tiny(source, shape)
+    state = model.state_dict()
     weights = converted_weights(run_convert(source, tmp_path))
     layer = "model.layers.0."
     qkv = torch.cat([state[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv"])
@@ -27,8 +28,8 @@ def test_weights_are_the_checkpoints_under_their_new_names(tmp_path: Path, shape
     assert torch.equal(weights["layers.0.down_proj.weight"], state[f"{layer}mlp.down_proj.weight"])
     assert torch.equal(weights["layers.0.post_attention_norm.weight"], state[f"{layer}post_attention_layernorm.weight"])
     assert torch.equal(weights["embed_tokens.weight"], state["model.embed_tokens.weight"])
-    assert ("lm_head.weight" in weights) == (shape != "tied")
-    assert ("layers.0.qkv_proj.bias" in weights) == (shape == "biases")
+    assert ("lm_head.weight" in weights) == (not model.config.tie_word_embeddings)
+    assert ("layers.0.qkv_proj.bias" in weights) == model.config.attention_bias
 
 
 def test_no_weight_is_lost_or_added(tmp_path: Path) -> None:
