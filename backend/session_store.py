@@ -190,7 +190,7 @@ def _open(path: Path, model: str) -> sqlite3.Connection:
             connection.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = "another engine uses it" if "locked" in str(reason) else reason
-        raise StoreError(f"The session store {path} cannot be used: {reason}.") from None
+        raise StoreError(f"session_store {path} cannot be used: {reason}.") from None
 
 
 def _check_ours(connection: sqlite3.Connection) -> None:

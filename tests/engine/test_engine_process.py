@@ -199,7 +199,10 @@ def test_only_one_engine_runs_for_a_model(tiny: ConvertedTiny, running: EngineUn
     assert running.process.poll() is None
 
 
-@pytest.mark.parametrize("parameters", [{"cache_block_seq_len": "17"}, {"cache_bytes": "100"}, {"no_such": "1"}])
+@pytest.mark.parametrize(
+    "parameters",
+    [{"cache_block_seq_len": "17"}, {"cache_bytes": "100"}, {"no_such": "1"}, {"session_store": "/no/such/folder/db"}],
+)
 def test_a_wrong_setting_ends_the_engine_and_names_itself(
     tiny: ConvertedTiny, parameters: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
