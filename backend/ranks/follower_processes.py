@@ -198,6 +198,8 @@ class FollowerProcesses:
         try:
             for rank in range(1, self._size):
                 self._followers.append(self._spawn(rank))
+        except OSError as error:
+            self._lost = f"Rank {len(self._followers) + 1} cannot be started: {error}."
         finally:
             self._spawned.set()
         poll = select.poll()
