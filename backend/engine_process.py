@@ -7,6 +7,7 @@ its socket and folder.
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -217,6 +218,8 @@ def _serve(runtime: EngineRuntime, model_dir: Path, parameters: dict[str, str], 
     process: EngineProcess | None = None
     try:
         process = EngineProcess(runtime, model_dir, parse_parameters(parameters), server_pidfd)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: no later collection halts the steps to look through it
         signal.signal(signal.SIGTERM, lambda *_: process.stop())
         for line in process.summary.lines():
             logger.info("%s: %s", model_dir.name, line)
