@@ -42,6 +42,7 @@ class ModelRequest:
     turns: list[ModelTurn] = field(default_factory=list)
     exact_cached: int | None = None  # what num_cached_tokens must be, unless something was evicted since
     num_evictions: int = -1
+    num_preemptions: int = 0  # of all requests when this one was submitted
     received: list[int] = field(default_factory=list)
     delivered: int = 0
     finish_reason: str | None = None
