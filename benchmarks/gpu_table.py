@@ -6,7 +6,16 @@ from rich.table import Table
 
 from limpet.benchmarks import result
 from limpet.benchmarks.markdown_table import render
-from limpet.benchmarks.memory_plan import GPU_GIB, TAKEN_GIB, memory_table
+from limpet.benchmarks.memory_plan import (
+    GPU_GIB,
+    RATE_GB_S,
+    TAKEN_GIB,
+    MeasuredRun,
+    RankPlan,
+    memory_table,
+    step_table,
+)
+from limpet.benchmarks.model_shapes import SHAPES
 from limpet.benchmarks.result import RESULTS, Result
 
 PEERS = RESULTS / "peers-nvidia-h200.jsonl"
@@ -31,6 +40,11 @@ PLAN_HEAD = f"""\
 
 `python -m benchmarks.memory_plan`: planned, not measured. Each rank's part is built of meta tensors by the engine's own
 code and added up by the loader's; {GPU_GIB:g} GiB a GPU, {TAKEN_GIB:g} of them for steps, CUDA graphs and CUDA itself.
+"""
+ADDED_US = 10.0  # two sums a layer; Llama-2-13B on two GPUs takes about 4 µs for each
+STEPS_HEAD = f"""\
+Decode steps, predicted and not measured: the bytes that a GPU reads at {RATE_GB_S:g} GB/s, and for each layer what
+V2-Lite's layers took beyond their reading on one GPU, with {ADDED_US:g} µs for its two sums over the GPUs.
 """
 
 
@@ -62,7 +76,7 @@ def gpu_sections() -> list[str]:
     models = sorted({each.model for each in alone})
     sections = [_section([each for each in alone if each.model == model], alone_peers) for model in models]
     served = [each for path in sorted(RESULTS.glob("*-served.jsonl")) for each in result.read(path) if each.gpu]
-    return [*sections, *_several(found, peers), *_served(served), _plan()]
+    return [*sections, *_several(found, peers), *_served(served), _plan(alone)]
 
 
 def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
@@ -142,8 +156,17 @@ def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
     return [SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=shared[0].commit) + "\n" + render(table)]
 
 
-def _plan() -> str:
-    return PLAN_HEAD + "\n" + render(memory_table("deepseek-v2", (4, 8)))
+def _plan(alone: list[Result]) -> str:
+    """What nobody could measure yet."""
+    lite = {
+        each.concurrency or 0: each.step_ms
+        for each in alone
+        if (each.model, each.part, each.block_size, each.deterministic) == ("deepseek-v2-lite", "decode", 64, False)
+        and each.step_ms is not None
+    }
+    run = MeasuredRun(RankPlan.of(SHAPES["deepseek-v2-lite"], 0, 1), "V2-Lite on one GPU", lite, ADDED_US)
+    tables = [render(memory_table("deepseek-v2", (4, 8))), STEPS_HEAD, render(step_table("deepseek-v2", (4, 8), run))]
+    return "\n".join((PLAN_HEAD, *tables))
 
 
 def _unit(part: str) -> str:

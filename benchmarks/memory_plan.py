@@ -8,7 +8,7 @@ the bytes that a rank reads over --rate, and a cost per layer that is what a mea
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +28,7 @@ from limpet.benchmarks.model_shapes import SHAPES
 
 GIB = 1 << 30
 GPU_GIB = 139.8  # of an H200, as torch sees it
+RATE_GB_S = 4200.0  # of a large copy, read and written
 TAKEN_GIB = 12.0  # of it for the largest step, CUDA graphs and CUDA itself
 DTYPE = torch.bfloat16
 
@@ -73,14 +74,23 @@ class RankPlan:
         return 1 - routed * untouched
 
 
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Decode steps by batch, in milliseconds; `added_us` is what a layer costs the predicted model beyond its own."""
+
+    plan: RankPlan
+    label: str
+    steps_ms: Mapping[int, float]
+    added_us: float = 0.0
+
+
 def main() -> None:
     arguments = _arguments()
-    config = SHAPES[arguments.model]
     console = Console(width=120)
     print(f"{arguments.model}, {arguments.gpu_gib:g} GiB a GPU, {arguments.taken_gib:g} for steps, graphs and CUDA")
     console.print(memory_table(arguments.model, arguments.tp, arguments.gpu_gib, arguments.taken_gib))
     if arguments.measured:
-        console.print(_step_table(arguments, config))
+        console.print(step_table(arguments.model, arguments.tp, _measured(arguments), arguments.rate))
 
 
 def memory_table(model: str, degrees: Sequence[int], gpu_gib: float = GPU_GIB, taken_gib: float = TAKEN_GIB) -> Table:
@@ -106,27 +116,35 @@ def memory_table(model: str, degrees: Sequence[int], gpu_gib: float = GPU_GIB, t
     return table
 
 
-def _step_table(arguments: argparse.Namespace, config: ModelConfig) -> Table:
-    measured = {int(batch): float(ms) for batch, ms in (each.split("=") for each in arguments.measured)}
-    layers, rate = arguments.measured_layers or config.num_layers, arguments.rate * 1e9
-    part = RankPlan.of(msgspec.structs.replace(config, num_layers=layers), 0, arguments.measured_tp)
+def step_table(model: str, degrees: Sequence[int], run: MeasuredRun, rate_gb_s: float = RATE_GB_S) -> Table:
+    """Predicted decode steps, a row for each batch of the measured run."""
+    config, rate = SHAPES[model], rate_gb_s * 1e9
     table = Table(
         "batch",
-        f"measured: {layers} layers on {arguments.measured_tp}, ms",
+        f"measured: {run.label}, ms",
         "of it reading",
-        "else, us a layer",
-        *(f"{config.num_layers} layers on {tp}, ms" for tp in arguments.tp),
-        title=f"Decode steps at {arguments.rate:g} GB/s",
+        "else, µs a layer",
+        *(f"{config.num_layers} layers on {tp} GPUs, ms" for tp in degrees),
         box=MARKDOWN,
     )
-    plans = {tp: RankPlan.of(config, 0, tp) for tp in arguments.tp}
-    for batch, ms in measured.items():
-        reading = part.step_bytes(batch) / rate
-        per_layer = (ms / 1e3 - reading) / layers
-        predicted = [plan.step_bytes(batch) / rate + per_layer * config.num_layers for plan in plans.values()]
+    plans = [RankPlan.of(config, 0, tp) for tp in degrees]
+    for batch, ms in sorted(run.steps_ms.items()):
+        reading = run.plan.step_bytes(batch) / rate
+        per_layer = (ms / 1e3 - reading) / run.plan.config.num_layers
+        each = per_layer + run.added_us / 1e6
+        predicted = [plan.step_bytes(batch) / rate + each * config.num_layers for plan in plans]
         shown = [f"{1e3 * seconds:.1f}" for seconds in predicted]
         table.add_row(str(batch), f"{ms:.2f}", f"{1e3 * reading:.2f}", f"{1e6 * per_layer:.0f}", *shown)
     return table
+
+
+def _measured(arguments: argparse.Namespace) -> MeasuredRun:
+    config = SHAPES[arguments.measured_model or arguments.model]
+    if arguments.measured_layers is not None:
+        config = msgspec.structs.replace(config, num_layers=arguments.measured_layers)
+    steps_ms = {int(batch): float(ms) for batch, ms in (each.split("=") for each in arguments.measured)}
+    label = f"{config.num_layers} layers on {arguments.measured_tp}"
+    return MeasuredRun(RankPlan.of(config, 0, arguments.measured_tp), label, steps_ms, arguments.added_us)
 
 
 def _arguments() -> argparse.Namespace:
@@ -137,10 +155,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--taken-gib", type=float, default=TAKEN_GIB, help="of it for the largest step, graphs and CUDA"
     )
-    parser.add_argument("--rate", type=float, default=4300.0, help="GB/s that a large copy reads and writes")
+    parser.add_argument("--rate", type=float, default=RATE_GB_S, help="GB/s that a large copy reads and writes")
     parser.add_argument("--measured", nargs="*", metavar="BATCH=MS", help="decode steps of a run")
+    parser.add_argument("--measured-model", choices=SHAPES, help="another model than --model")
     parser.add_argument("--measured-tp", type=int, default=2)
     parser.add_argument("--measured-layers", type=int)
+    parser.add_argument("--added-us", type=float, default=0.0, help="of a layer, on top of what the run shows")
     return parser.parse_args()
 
 
