@@ -25,7 +25,7 @@ from tests.aids.ids_equal import assert_ids_equal
 from tests.aids.tiny import one_thread
 from tests.aids.tiny_models import ConvertedTiny, convert_tiny
 from tests.aids.transformers_reference import greedy_reference
-from tests.engine.session_machine import SessionMachine
+from tests.engine.session_machine import SessionMachine, Totals
 from tests.engine.test_logprobs import asking, check, check_answer, raw_logprobs, run
 from tests.engine.test_session_machine import settings_for
 
@@ -70,6 +70,8 @@ def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactor
     tiny = convert_tiny(tmp_path_factory.mktemp("machine"), "grouped-query")
 
     class SharedMachine(SessionMachine):
+        totals = Totals()
+
         def build_engine(self) -> Engine:
             config = config_of(tiny, 2)
             return build_engine(tiny.model_dir, replace(config, host_cache_bytes=config.cache_bytes))[0]
