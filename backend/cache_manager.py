@@ -270,10 +270,8 @@ class CacheManager:
         if content is not None and (is_shared or self.pool.find(content) == block):
             self._save(block)
             self.pool.evict(block)
-            return
-        self.pool.forget(block)
-        if self.host is not None and content is not None and is_private(content):
-            self.host.forget(content)
+        else:
+            self.pool.forget(block)
 
     def _content_of(self, block: int) -> bytes:
         content = self.pool.content(block)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+_ROLES = {"limpet.backend.engine_process": "The engine", "limpet.backend.ranks.rank_process": "A rank of the engine"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -76,19 +77,19 @@ class ProcessTree:
         return True
 
     def end(self, grace_s: float) -> list[str]:
-        """SIGKILL to tritonserver, `grace_s` for what it started, then SIGKILL for the rest; returns their names."""
+        """SIGKILL to tritonserver, `grace_s` for what it started, then SIGKILL for the rest; returns what they were."""
         self._server.kill()
         self._server.wait()
         deadline = time.monotonic() + grace_s
-        killed = []
+        killed: dict[int, str] = {}  # by pid: the child of another killed one is listed again as its zombie
         # An ended parent hands its children to us, so look again until there are none.
         while orphans := psutil.Process().children(recursive=True):
             patience = deadline - time.monotonic()
             if patience <= 0:
-                killed += [_kill(process) for process in orphans]
+                killed |= {process.pid: _kill(process) for process in orphans if process.pid not in killed}
             psutil.wait_procs(orphans, timeout=max(0.1, patience))
         os.close(self.pidfd)
-        return killed
+        return list(killed.values())
 
 
 def _model_of(command: list[str]) -> str | None:
@@ -98,8 +99,16 @@ def _model_of(command: list[str]) -> str | None:
 
 
 def _kill(process: psutil.Process) -> str:
-    name = "?"
+    role = "A process"
     with contextlib.suppress(psutil.NoSuchProcess):
-        name = process.name()
+        role = _role(process.cmdline())
         process.kill()
-    return name
+    return f"{role} ({process.pid})"
+
+
+def _role(command: list[str]) -> str:
+    """What a process of the tree is, for a message."""
+    if (model := _model_of(command)) is not None:
+        return f"The Python backend process of {model}"
+    program = Path(command[0]).name if command else "unknown"
+    return next((role for module, role in _ROLES.items() if module in command), f"The process {program}")

@@ -19,7 +19,7 @@ from limpet.backend.serve.summary import summary
 _PROBE_EVERY_S = 0.25
 _LOOK_EVERY_S = 1.0
 _CONNECT_S = 1.0
-_TERM_GRACE_S = 10.0  # an idle tritonserver needs 2 s; an open client stream would hold it for ever
+_TERM_GRACE_S = 10.0  # an idle tritonserver needs 2 s; a client's stream can hold it for ever
 _ORPHAN_GRACE_S = 8.0  # stubs notice the end of tritonserver within 5 s
 
 
@@ -76,7 +76,10 @@ class Supervisor:
             if not self._drain(options.drain_deadline_s):
                 return  # tritonserver would wait for the requests that still run: it is killed with them
         if not self._tree.terminate(_TERM_GRACE_S):
-            _say(f"tritonserver did not end within {_TERM_GRACE_S:.0f} s, a client's stream was open: killed.")
+            _say(
+                f"tritonserver did not end within {_TERM_GRACE_S:.0f} s and was killed: "
+                "streams that clients left open, or broke off, can hold it."
+            )
 
     def _wait_ready(self, options: Options) -> bool:
         """False if a signal came first; raises ServeError past the deadline."""
