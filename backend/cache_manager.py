@@ -270,8 +270,10 @@ class CacheManager:
         if content is not None and (is_shared or self.pool.find(content) == block):
             self._save(block)
             self.pool.evict(block)
-        else:
-            self.pool.forget(block)
+            return
+        self.pool.forget(block)
+        if self.host is not None and content is not None and is_private(content):
+            self.host.forget(content)
 
     def _content_of(self, block: int) -> bytes:
         content = self.pool.content(block)
