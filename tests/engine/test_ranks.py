@@ -74,15 +74,19 @@ def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactor
 
         def build_engine(self) -> Engine:
             config = config_of(tiny, 2)
-            return build_engine(tiny.model_dir, replace(config, host_cache_bytes=config.cache_bytes))[0]
+            cache_bytes = config.cache_bytes // NUM_BLOCKS * 6 if config.cache_bytes else None  # for evictions
+            return build_engine(tiny.model_dir, replace(config, cache_bytes=cache_bytes, host_cache_bytes=cache_bytes))[
+                0
+            ]
 
         def next_id(self, tokens: list[int]) -> int:
             with torch.inference_mode():
                 return int(tiny.reference(torch.tensor([tokens])).logits[0, -1].argmax())
 
     with one_thread():
-        run_state_machine_as_test(SharedMachine, settings=settings_for(num_steps, derandomize=num_steps < 1000))
-    assert SharedMachine.totals.num_rules >= num_steps
+        run_state_machine_as_test(SharedMachine, settings=settings_for(num_steps + 70, derandomize=num_steps < 1000))
+    assert SharedMachine.totals.num_rules >= num_steps, SharedMachine.totals
+    assert SharedMachine.totals.num_evictions > 0, SharedMachine.totals
 
 
 @pytest.fixture(scope="module", params=SPLITS, ids=lambda split: f"{split[0]} on {split[1]}")
