@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from hypothesis.stateful import run_state_machine_as_test
-from msgspec.structs import replace
 
 from limpet.backend.build import build_engine
 from limpet.backend.checkpoint import CheckpointDir
@@ -51,16 +50,19 @@ def part_of(tiny: ConvertedTiny, rank: int, size: int) -> CausalLM:
     return build_model(config, 512, torch.device("meta"), torch.float32, RankGroup(rank, size))
 
 
-def config_of(tiny: ConvertedTiny, size: int) -> EngineConfig:
-    """NUM_BLOCKS blocks of this model's part of a cache."""
-    model = part_of(tiny, 0, size)
+def config_of(
+    tiny: ConvertedTiny, size: int, *, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0
+) -> EngineConfig:
+    """So many blocks of each rank's part of a cache."""
+    block_bytes = part_of(tiny, 0, size).cache_layout.block_bytes(16, torch.float32)
     return EngineConfig(
         tp=size,
         device="cpu",
         max_batch_size=8,
         cache_block_seq_len=16,
         max_prefill_token_num=64,
-        cache_bytes=NUM_BLOCKS * model.cache_layout.block_bytes(16, torch.float32),
+        cache_bytes=num_blocks * block_bytes,
+        host_cache_bytes=num_host_blocks * block_bytes,
     )
 
 
@@ -73,11 +75,7 @@ def test_sessions_in_any_order_of_events(tmp_path_factory: pytest.TempPathFactor
         totals = Totals()
 
         def build_engine(self) -> Engine:
-            config = config_of(tiny, 2)
-            cache_bytes = config.cache_bytes // NUM_BLOCKS * 6 if config.cache_bytes else None  # for evictions
-            return build_engine(tiny.model_dir, replace(config, cache_bytes=cache_bytes, host_cache_bytes=cache_bytes))[
-                0
-            ]
+            return build_engine(tiny.model_dir, config_of(tiny, 2, num_blocks=6, num_host_blocks=6))[0]
 
         def next_id(self, tokens: list[int]) -> int:
             with torch.inference_mode():
