@@ -42,7 +42,7 @@ def main() -> int:
                     _chat(address)
                 if not arguments.oneshot:
                     print("\nServer and page stay up until Ctrl-C. In a browser, or in another terminal:")
-                    print(f"    http://127.0.0.1:{ports['page']}\n    {BIN / 'limpet-chat'} {address}")
+                    print(f"    http://127.0.0.1:{ports['page']}\n    {BIN / 'limpet-chat'} {address} --temperature 0")
                     return server.wait()
         except KeyboardInterrupt:
             print()
