@@ -40,7 +40,7 @@ class Handlers:
         """Every other second. Outputs: badge, model, conversation.
 
         `version` is that of the conversation as the page has it: responses can overtake each other, and then the last
-        one is sent again.
+        one is sent again. What another tab has added to the conversation is shown too.
         """
         sight = await self._watch.look()
         tab = self._tabs.hear_from(request.session_hash or "")
@@ -48,7 +48,8 @@ class Handlers:
         model = Controls.model_update(chosen, sight.models)
         if tab is None:
             return [badge, model, *SAME]
-        if tab.version != version:
+        shown = tab.current
+        if tab.show(shown.record.id) is not shown or tab.version != version:
             tab.listed = None
             return [badge, model, *conversation(tab, notice=tab.notice)]
         same = Conversation(chats=changed_list(tab), stored=gr.skip() if tab.has_stored() else tab.store())

@@ -40,6 +40,7 @@ class Tab:
         if chat is None and record is None:
             chat = Chat(Record())
         elif record is not None and (chat is None or (record.updated > chat.record.updated and not chat.is_running)):
+            self._owner.retire(chat)
             chat = Chat(self._owner.claim(record, self))
         assert chat is not None
         self.chats[chat.record.id] = self.current = chat
@@ -116,6 +117,11 @@ class Tabs:
             return record.copy()
         state = SessionState(**{**record.state, "id": new_id(), "history_tokens": None, "server_turns": 0})
         return replace(record.copy(), state=state)
+
+    def retire(self, chat: Chat | None) -> None:
+        """End the session of a conversation that a newer version, from another tab, has replaced."""
+        if chat is not None:
+            self._in_background(end_quietly(chat.session))
 
     async def close(self, hash: str) -> None:
         """The tab is gone: stop its answers now, end its sessions after the grace time unless another tab has them."""

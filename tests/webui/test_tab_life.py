@@ -62,6 +62,25 @@ def test_a_closed_tabs_session_ends_after_the_grace_time_unless_it_was_only_refr
     run(scenario())
 
 
+def test_a_tab_ends_its_session_of_a_conversation_that_goes_on_in_another_tab(
+    served: tuple[Tabs, SessionServer],
+) -> None:
+    tabs, server = served
+
+    async def scenario() -> None:
+        one = tabs.open("one", None)
+        first = await ask(tabs, one)
+        other = tabs.open("other", one.store())
+        conversation = one.current.record.id
+        other.show(conversation)
+        second = await ask(tabs, other)
+        assert {first, second} == set(server.sessions)
+        assert len(one.show(conversation).turns()) == 2
+        await until(lambda: set(server.sessions) == {second})
+
+    run(scenario())
+
+
 def test_a_tab_that_vanished_without_a_word_counts_as_closed(served: tuple[Tabs, SessionServer]) -> None:
     tabs, server = served
 

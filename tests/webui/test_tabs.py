@@ -87,6 +87,7 @@ def test_two_tabs_on_one_conversation_have_sessions_of_their_own(
     other.ask("emoji")
     expect(other.notes.last).to_contain_text("sent again")
     assert len(sessions(chain)) == len(before) + 1
+    page.until(lambda: page.answers() == [script(key).text for key in ("hello", "emoji")])
     page.send("chinese")  # and none loses what the other has asked
     page.until(lambda: page.answers() == [script(key).text for key in ("hello", "emoji", "chinese")])
 
