@@ -28,7 +28,7 @@ def test_llama_index(server: LiveServer, run_program: Callable[..., Any], expect
     assert answers["complete"] == expected(PROMPT, 11), "it asks for 12 tokens and throws the last one away"
     assert "".join(answers["stream"]) == expected(PROMPT, 11)
     assert len(answers["stream"]) > 2
-    assert answers["chat"].startswith("\n") or answers["chat"]
+    assert answers["chat"] == expected(f"user: {PROMPT}\nassistant: ", 11), "it sends messages as one text"
     assert "yes" in answers["ends_early"].lower()
 
 
