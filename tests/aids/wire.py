@@ -3,6 +3,7 @@
 import http.client
 import json
 import queue
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -132,3 +133,20 @@ def post(url: str, path: str, body: Any) -> tuple[int, str]:
         return answer.status, answer.read().decode()
     finally:
         connection.close()
+
+
+def engine_status(url: str, model: str) -> dict[str, Any]:
+    """What limpet_admin says of a model's engine."""
+    code, text = post(url, "/v2/models/limpet_admin/generate", {"request": json.dumps({"op": "status"})})
+    assert code == 200, text
+    status: dict[str, Any] = json.loads(json.loads(text)["response"])["models"][model]
+    return status
+
+
+def await_engine(url: str, model: str, timeout_s: float = ANSWER_S, **counts: int) -> dict[str, Any]:
+    """The engine's status once these counts are reached, such as requests=0."""
+    deadline = time.monotonic() + timeout_s
+    while any((status := engine_status(url, model))[name] != count for name, count in counts.items()):
+        assert time.monotonic() < deadline, f"{counts} is not reached: {status}"
+        time.sleep(0.05)
+    return status

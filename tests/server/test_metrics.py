@@ -57,3 +57,19 @@ def test_documented_registered_and_scraped_names_are_the_same(chain: LiveServer)
     names = {re.sub(r"_(bucket|sum|count)$", "", series.split("{")[0]) for series in scraped}
     documented = set(re.findall(r"^\| `(limpet_\w+)`", (ROOT / "docs" / "metrics.md").read_text("utf-8"), re.M))
     assert names == {spec.name for spec in METRICS} == documented
+
+
+def test_evictions_and_preemptions_of_a_short_memory_arrive(tiny: LiveServer) -> None:
+    """Twelve answers that need seven blocks each, of 36."""
+    model = '{model="tiny"}'
+    names = (f"limpet_preemptions_total{model}", f"limpet_evictions_total{model}")
+    before = _await(tiny, f"limpet_requests_running{model}", 0)
+    with wire(tiny.target, "tiny") as client:
+        for number in range(12):
+            prompt = [number + 4] * 20
+            client.send(input_ids=prompt, max_tokens=90, ignore_eos=True, temperature=0.0, request_id=str(number))
+        assert not [response.error for response in (client.next() for _ in range(12)) if response.error]
+    deadline = time.monotonic() + PUBLISHED_WITHIN_S
+    while not all((after := _scrape(tiny)).get(name, 0) > before.get(name, 0) for name in names):
+        assert time.monotonic() < deadline, [after.get(name) for name in names]
+        time.sleep(0.2)

@@ -16,13 +16,13 @@ import pytest
 from transformers import PreTrainedModel
 
 from tests.aids.live_server import LiveServer
+from tests.aids.repositories import TINY_BLOCK_BYTES, TINY_ENGINE
 from tests.aids.tiny import build_tiny, one_thread
 from tests.aids.transformers_reference import greedy_reference
-from tests.aids.wire import Response, Wire, post, wire
+from tests.aids.wire import Response, Wire, await_engine, engine_status, post, wire
 
 pytestmark = pytest.mark.server
 BLOCK = 16
-SETTLED_S = 30.0
 FIRST, SECOND = list(range(10, 30)), [40, 41, 42]
 
 
@@ -62,19 +62,9 @@ def _turn(client: Wire, session: str, ids: list[int], max_tokens: int, **options
     return list(client.rest())
 
 
-def _status(server: LiveServer) -> dict[str, Any]:
-    code, text = post(server.http, "/v2/models/limpet_admin/generate", {"request": json.dumps({"op": "status"})})
-    assert code == 200, text
-    status: dict[str, Any] = json.loads(json.loads(text)["response"])["models"]["tiny"]
-    return status
-
-
-def _await_idle(server: LiveServer) -> dict[str, Any]:
-    deadline = time.monotonic() + SETTLED_S
-    while (status := _status(server))["requests"]:
-        assert time.monotonic() < deadline, f"requests do not end: {status}"
-        time.sleep(0.05)
-    return status
+def _cancel(server: LiveServer, session: str) -> None:
+    cancel = json.dumps({"op": "cancel", "session_id": session})
+    assert post(server.http, "/v2/models/limpet_admin/generate", {"request": cancel})[0] == 200
 
 
 @pytest.mark.parametrize("kept", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
@@ -108,20 +98,48 @@ def test_turn_after_a_dropped_stream_keeps_what_was_delivered(tiny: LiveServer, 
     assert _ids(answer) == _expected(reference, history + SECOND, 8)
 
 
+def test_watermark_of_the_server_is_exact_around_the_edge_of_a_block(
+    tiny: LiveServer, reference: PreTrainedModel
+) -> None:
+    """Without session_tokens: cancelled until a history has ended just before, at and just behind an edge."""
+    edges = {BLOCK - 1, 0, 1}
+    num_late = 2  # tokens that come after the cancel was sent, by the last attempt
+    for _ in range(200):
+        session = uuid.uuid4().hex
+        prompt = list(range(10, 10 + BLOCK + (min(edges) - 1 - num_late) % BLOCK))
+        with wire(tiny.target, "tiny") as client:
+            _ask(client, session, prompt, 400, sequence_start=True)
+            first = client.next()
+            _cancel(tiny, session)
+            history = prompt + _ids([first, *client.rest()])
+            answer = _turn(client, session, SECOND, 4, sequence_end=True)
+        assert answer[-1].outputs["session_tokens"] == [len(history) + len(SECOND) + 4]
+        assert _ids(answer) == _expected(reference, history + SECOND, 4)
+        num_late = len(history) - len(prompt) - 1
+        edges.discard(len(history) % BLOCK)
+        if not edges:
+            return
+    raise AssertionError(f"no turn ended with a history of 16 n + {edges} tokens")
+
+
 def test_turn_after_a_cancel_during_prefill_continues_after_the_prompt(
     tiny: LiveServer, reference: PreTrainedModel
 ) -> None:
-    session = uuid.uuid4().hex
-    prompt = [(7 * position) % 290 + 4 for position in range(400)]
-    with wire(tiny.target, "tiny") as dropped:
-        _ask(dropped, session, prompt, 50, sequence_start=True)
-    _await_idle(tiny)
-    with wire(tiny.target, "tiny") as client:
-        answer = _turn(client, session, SECOND, 8, parameters={"session_tokens": len(prompt)}, sequence_end=True)
-    if answer[-1].error is not None:  # the stream was dropped before its turn had begun
-        assert "session not found" in answer[-1].error.lower()
-        return
-    assert _ids(answer) == _expected(reference, prompt + SECOND, 8)
+    for attempt in range(100):
+        session = uuid.uuid4().hex
+        prompt = [attempt + 4, *((7 * position) % 290 + 4 for position in range(399))]
+        with wire(tiny.target, "tiny") as client:
+            _ask(client, session, prompt, 50, sequence_start=True, return_finish_reason=True)
+            time.sleep(0.002 * (attempt % 10))  # the point at which it is cut, no wait for anything
+            _cancel(tiny, session)
+            cut = list(client.rest())
+            answer = _turn(client, session, SECOND, 8, sequence_end=True)
+        history = prompt + _ids(cut)
+        assert _ids(answer) == _expected(reference, history + SECOND, 8)
+        if history == prompt and 0 < answer[-1].outputs["num_cached_tokens"][0] < len(prompt) - 1:
+            assert cut[-1].outputs["finish_reason"] == [b"cancelled"]
+            return
+    raise AssertionError("no turn was cut while its prompt was computed")
 
 
 def test_cancel_by_op_ends_with_the_reason_and_an_exact_history(tiny: LiveServer, reference: PreTrainedModel) -> None:
@@ -129,8 +147,7 @@ def test_cancel_by_op_ends_with_the_reason_and_an_exact_history(tiny: LiveServer
     with wire(tiny.target, "tiny") as client:
         _ask(client, session, FIRST, 450, sequence_start=True, return_finish_reason=True)
         responses = [client.next()]
-        cancel = json.dumps({"op": "cancel", "session_id": session})
-        assert post(tiny.http, "/v2/models/limpet_admin/generate", {"request": cancel})[0] == 200
+        _cancel(tiny, session)
         responses += client.rest()
         assert responses[-1].outputs["finish_reason"] == [b"cancelled"]
         history = FIRST + _ids(responses)
@@ -156,9 +173,15 @@ def test_stop_then_ask_at_once_is_never_busy(tiny: LiveServer) -> None:
 def test_interleaved_sessions_keep_their_secrets_while_the_pool_holds_few(
     tiny: LiveServer, reference: PreTrainedModel
 ) -> None:
-    secrets = {uuid.uuid4().hex: [(31 * number + 5 * place) % 290 + 4 for place in range(40)] for number in range(20)}
+    """Half of the sessions take 4 blocks at any time and half 5: the pool holds 8 of the 20."""
+    lengths = [44, 60] * 10  # three turns add 20 tokens, of which the last has no place in the cache
+    assert TINY_ENGINE.cache_bytes == 8 * (4 + 5) // 2 * TINY_BLOCK_BYTES
+    secrets = {
+        uuid.uuid4().hex: [(31 * number + 5 * place) % 290 + 4 for place in range(length)]
+        for number, length in enumerate(lengths)
+    }
     histories: dict[str, list[int]] = {}
-    evicted = _status(tiny)["blocks_evicted"]
+    evicted = engine_status(tiny.http, "tiny")["blocks_evicted"]
 
     def turn(session: str, ids: list[int], **options: Any) -> None:
         with wire(tiny.target, "tiny") as client:
@@ -172,16 +195,17 @@ def test_interleaved_sessions_keep_their_secrets_while_the_pool_holds_few(
     for number in range(2):
         for session in random.Random(number).sample(sorted(secrets), len(secrets)):
             turn(session, [200 + number], sequence_end=number == 1)
-    assert _status(tiny)["blocks_evicted"] > evicted, "the pool was too large for this test"
+    assert engine_status(tiny.http, "tiny")["blocks_evicted"] > evicted, "the pool was too large for this test"
 
 
 def test_four_hundred_dropped_streams_leave_nothing_behind(tiny: LiveServer, reference: PreTrainedModel) -> None:
     def drop(number: int) -> None:
         chance = random.Random(number)
         with wire(tiny.target, "tiny") as client:
-            _ask(client, uuid.uuid4().hex, FIRST, 300, sequence_start=True, sequence_end=True)
-            for _ in range(chance.randrange(3)):
-                client.next()
+            _ask(client, uuid.uuid4().hex, FIRST, 24, sequence_start=True, sequence_end=True)
+            for _ in range(chance.randrange(25)):
+                if client.next().final:
+                    break
 
     def resources() -> dict[str, tuple[int, int]]:
         kinds = ("engine_process", "triton_python_backend_stub")
@@ -190,9 +214,9 @@ def test_four_hundred_dropped_streams_leave_nothing_behind(tiny: LiveServer, ref
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(drop, range(16)))  # threads that are started on first use
-        before_status, before = _await_idle(tiny), resources()
+        before_status, before = await_engine(tiny.http, "tiny", requests=0), resources()
         list(pool.map(drop, range(400)))
-    after_status, after = _await_idle(tiny), resources()
+    after_status, after = await_engine(tiny.http, "tiny", requests=0), resources()
     assert after_status["running"] == after_status["waiting"] == 0
     assert after_status["sessions"] == before_status["sessions"]
     assert after_status["blocks_free"] == before_status["blocks_free"]
