@@ -94,7 +94,8 @@ screenshots: $(ENVIRONMENT) $(SERVED) browser ## pictures of the chat page into 
 
 .PHONY: bench-cpu
 bench-cpu: $(DEMO_GGUF) ## measure on this machine's CPU, beside transformers (about 15 minutes)
-	$(BIN)/python -m benchmarks.cpu $(DEMO_GGUF) $(ARGS)
+	$(BIN)/python -m limpet.benchmarks.cpu $(DEMO_GGUF) $(ARGS)
+	$(BIN)/python -m limpet.benchmarks.table
 
 .PHONY: bench-turns
 bench-turns: $(DEMO_MODEL) ## measure turns of a session beside the whole conversation (about 5 minutes)

@@ -13,27 +13,24 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import msgspec
-import torch
-import transformers
 from rich.progress import track
 
 from limpet.benchmarks import result
 from limpet.benchmarks.child_command import Finished, Server, endpoint, free_ports, run_command, serve
 from limpet.benchmarks.contender import Contender, Runner
-from limpet.benchmarks.engine_runner import EngineRunner
 from limpet.benchmarks.load_generator import LoadGenerator
 from limpet.benchmarks.result import Result
-from limpet.benchmarks.table import write_page
 from limpet.benchmarks.targets import Target
 from limpet.benchmarks.timing import Run, with_figures
-from limpet.benchmarks.transformers_runner import TransformersRunner
 from limpet.benchmarks.workload import digest, uniform
 
 VOCAB_SIZE = 49152
-BLOCK_SIZE = 64
+BLOCK_SIZE: Final = 64
 NUM_REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 64, 32
 ENGINE_STREAMS = (1, 4, 8, 16)  # 1 and 8 are the goals, 1, 4 and 16 stand beside the served ones
 SERVED_STREAMS = (1, 4, 16)
@@ -56,7 +53,7 @@ def main() -> None:
         date=result.today(),
         commit=result.commit(),
         machine=result.cpu_machine(),
-        torch=str(torch.__version__),
+        torch=version("torch"),
         engine="limpet",
         model="SmolLM2-135M-Instruct",
         part="fixed",
@@ -70,7 +67,6 @@ def main() -> None:
         converted = run_command("limpet-convert", str(options.gguf), f"--dst={workspace}", *flags)
         result.append(path, [_conversion(base, converted)])
         result.append(path, _measure(base, options, workspace / "model_repository"))
-    write_page()
 
 
 def _parse() -> argparse.Namespace:
@@ -83,13 +79,13 @@ def _parse() -> argparse.Namespace:
 
 def _measure(base: Result, options: argparse.Namespace, repository: Path) -> list[Result]:
     with ExitStack() as stack:
-        peer = stack.enter_context(Contender(TransformersRunner, options.gguf, options.threads))
-        ours = stack.enter_context(Contender(EngineRunner, repository / "smollm2", BLOCK_SIZE, options.threads))
+        peer = stack.enter_context(Contender(_transformers, options.gguf, options.threads))
+        ours = stack.enter_context(Contender(_engine, repository / "smollm2", options.threads))
         server = stack.enter_context(serve(repository, free_ports(), options.threads))
         load = stack.enter_context(closing(LoadGenerator(Target(server.address))))
         http = stack.enter_context(closing(LoadGenerator(Target(stack.enter_context(endpoint(server.address))))))
         measured = [
-            Measured(f"transformers {transformers.__version__}", peer, 1, "engine"),
+            Measured(f"transformers {version('transformers')}", peer, 1, "engine"),
             *(Measured("limpet", ours, streams, "engine") for streams in ENGINE_STREAMS),
             *(Measured("limpet", load, streams, "grpc") for streams in SERVED_STREAMS),
             *(Measured("limpet", http, streams, "http") for streams in SERVED_STREAMS),
@@ -97,6 +93,21 @@ def _measure(base: Result, options: argparse.Namespace, repository: Path) -> lis
         runs = _take_turns(measured, options.repeats)
         speeds = [_speed(base, each, runs[index]) for index, each in enumerate(measured)]
         return [*speeds, *_serving(base, server)]
+
+
+# The load generator's processes import this module as well: what brings torch is imported by the contenders alone.
+
+
+def _transformers(gguf: Path, threads: int) -> Runner:
+    from limpet.benchmarks.transformers_runner import TransformersRunner
+
+    return TransformersRunner(gguf, threads)
+
+
+def _engine(model_dir: Path, threads: int) -> Runner:
+    from limpet.benchmarks.engine_runner import EngineRunner
+
+    return EngineRunner(model_dir, BLOCK_SIZE, threads)
 
 
 def _take_turns(measured: list[Measured], repeats: int) -> dict[int, list[Run]]:
