@@ -10,10 +10,11 @@ import pytest
 
 from tests.aids.chain import script
 from tests.aids.live_server import LiveServer, kill, live_server
-from tests.aids.wire import Wire, text_of, wire
+from tests.aids.wire import Wire, await_engine, text_of, wire
 
 pytestmark = pytest.mark.server
 NUM_STREAMS = 8
+NUM_WHOLE = 2  # requests without streaming
 NEXT_ANSWER_S = 5 * 15.0  # a request works again within 15 s of an engine's death: five times that, for busy machines
 BROKEN_OFF_S = 5 * 2.0  # a running request gets its error within 2 s of an engine's death
 
@@ -22,19 +23,20 @@ ENGINE, STUB, TRITONSERVER = "limpet.backend.engine_process", "triton_python_bac
 
 @contextmanager
 def loaded_server(repository: Path, *flags: str) -> Iterator[tuple[LiveServer, list[Wire]]]:
-    """A server with NUM_STREAMS endless answers under way."""
+    """A server with endless answers under way, NUM_STREAMS of them streamed."""
     with live_server(repository, flags) as server, ExitStack() as stack:
         server.wait_ready()
-        clients = [stack.enter_context(wire(server.target, "chain")) for _ in range(NUM_STREAMS)]
-        for client in clients:
-            client.send(text_input="loop", max_tokens=10_000_000, stream=True)
-        for client in clients:
+        clients = [stack.enter_context(wire(server.target, "chain")) for _ in range(NUM_WHOLE + NUM_STREAMS)]
+        for number, client in enumerate(clients):
+            client.send(text_input="loop", max_tokens=10_000_000, stream=number >= NUM_WHOLE)
+        for client in clients[NUM_WHOLE:]:
             assert client.next().error is None
+        await_engine(server.http, "chain", running=len(clients))
         yield server, clients
 
 
 def _assert_all_end(clients: list[Wire], timeout_s: float) -> None:
-    """Every stream says within the time that it is over."""
+    """Every request ends with an error within the time."""
     for client in clients:
         last = list(client.rest(timeout_s))[-1]
         assert last.error is not None
