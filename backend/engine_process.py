@@ -26,7 +26,7 @@ from limpet.backend.checkpoint import CheckpointDir, CheckpointError
 from limpet.backend.config import ConfigError, EngineConfig, parse_parameters
 from limpet.backend.core import RequestError
 from limpet.backend.link.messages import Admin, AdminReply, Failed, Hello, ModelInfo, Welcome
-from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime, runtime_root, settings_digest
+from limpet.backend.link.ownership import EXIT_NOT_OWNER, EngineRuntime, engines_under, runtime_root, settings_digest
 from limpet.backend.link.router import Arrived, Connection, Lost, Router
 from limpet.backend.log import start_log
 from limpet.backend.ranks.follower_processes import RankError
@@ -200,9 +200,7 @@ def _remove_leftovers(runtime: EngineRuntime, process: EngineProcess | None, ser
         for region in process.shm_regions:
             (Path("/dev/shm") / Path(region).name).unlink(missing_ok=True)
     root = runtime_root()
-    if "LIMPET_RUNTIME_DIR" in os.environ and not any(
-        EngineRuntime(folder).is_locked() for folder in root.glob("*-*-*")
-    ):
+    if "LIMPET_RUNTIME_DIR" in os.environ and not any(engine.is_locked() for engine in engines_under(root)):
         shutil.rmtree(root, ignore_errors=True)  # limpet-serve made it for this server, and may be dead too
 
 

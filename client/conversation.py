@@ -94,7 +94,6 @@ class Turn:
         self._may_replay = may_replay
         self._received = False
         self._reply: dict[str, Any] = {"role": "assistant", "content": ""}
-        self._conversation.is_waiting = True
         self._prepare()
 
     def _prepare(self) -> None:
@@ -109,6 +108,10 @@ class Turn:
             return {"messages": [*self._conversation.transcript, *self._new_messages()]}
         key = "prompt" if isinstance(self._question, str) else "messages"
         return {key: self._question}
+
+    def sent(self) -> None:
+        """Note that the request is built and goes out now."""
+        self._conversation.is_waiting = True
 
     def accept(self, chunk: Chunk) -> None:
         """Take a chunk into the transcript."""

@@ -32,6 +32,8 @@ class Exchange:
         self._build = build
         self._turn = turn
         self.request = build()
+        if turn is not None:
+            turn.sent()
         self.complete = False
         self._chunks: list[Chunk] = []
         self._started = self._last = time.perf_counter()

@@ -167,9 +167,13 @@ class EngineRuntime:
         temporary.replace(self.state_path)
 
 
+def engines_under(root: Path) -> list[EngineRuntime]:
+    """The engines, living and dead, whose folders lie in `root` beside whatever else lies there."""
+    return [EngineRuntime(folder) for folder in root.glob("[0-9]*-[0-9]*-*")]
+
+
 def sweep_dead_engines(root: Path) -> None:
     """Remove the folders under `root` whose server is gone and whose lock nobody holds (left by kill -9)."""
-    for folder in root.glob("[0-9]*-[0-9]*-*"):
-        runtime = EngineRuntime(folder)
+    for runtime in engines_under(root):
         if not runtime.has_server and not runtime.is_locked():
             runtime.remove()
