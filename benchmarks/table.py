@@ -52,9 +52,9 @@ def write_page() -> None:
     sections += aiperf_sections()
     if turns := _last("turns"):
         sections.append(_turns_section(turns))
+    sections += session_sections()
     if options := _last("options"):
         sections.append(_options_section(options))
-    sections += session_sections()
     sections += gpu_sections()
     PAGE.write_text("\n".join(sections), "utf-8")
     Console().print("\n".join(sections), markup=False, highlight=False, soft_wrap=True)
