@@ -44,7 +44,7 @@ $(DEMO_MODEL): $(DEMO_GGUF) | $(ENVIRONMENT)
 
 .PHONY: test
 test: lint $(DEMO_GGUF) ## lint, then the test suite, real tritonserver included
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not long and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "not long and not gpu" $(ARGS)
 
 .PHONY: browser
 browser: # Chromium, which the chat page's tests and pictures need

@@ -71,4 +71,4 @@ def test_sessions_equal_transformers_in_any_order_of_events(lite: ConvertedTiny)
             with torch.inference_mode():
                 return int(lite.reference(torch.tensor([tokens])).logits[0, -1].argmax())
 
-    run_state_machine_as_test(DeepseekMachine, settings=settings_for(150))
+    run_state_machine_as_test(DeepseekMachine, settings=settings_for(150, derandomize=True))
