@@ -61,9 +61,12 @@ def test_alone_equals_transformers(lone_engine: LocalEngine, case: ReferenceProm
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("prefill_tokens", [WHOLE, CHUNKED], ids=["whole", "chunked"])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
-def test_alone_and_chunked_equals_transformers(smollm2_dir: Path, block_size: int) -> None:
-    with open_engine(smollm2_dir, block_size, CHUNKED) as engine:
+def test_alone_in_blocks_and_chunks_equals_transformers(
+    smollm2_dir: Path, block_size: int, prefill_tokens: int
+) -> None:
+    with open_engine(smollm2_dir, block_size, prefill_tokens) as engine:
         for case in REFERENCES:
             [completion] = greedy(engine, [case.prompt], len(case.reference.ids))
             check(engine, case, completion)
