@@ -16,7 +16,7 @@ from tests.aids.deepseek import DEEPSEEK_SHAPES, LITE
 from tests.aids.tiny import one_thread
 from tests.aids.tiny_models import ConvertedTiny, convert_tiny
 from tests.aids.transformers_reference import greedy_reference
-from tests.engine.session_machine import SessionMachine
+from tests.engine.session_machine import SessionMachine, Totals
 from tests.engine.test_parity_tiny import check_all
 from tests.engine.test_session_machine import settings_for
 
@@ -64,6 +64,8 @@ def test_sessions_equal_transformers_in_any_order_of_events(lite: ConvertedTiny)
     )
 
     class DeepseekMachine(SessionMachine):
+        totals = Totals()
+
         def build_engine(self) -> Engine:
             return build_engine(lite.model_dir, config)[0]
 
@@ -72,3 +74,4 @@ def test_sessions_equal_transformers_in_any_order_of_events(lite: ConvertedTiny)
                 return int(lite.reference(torch.tensor([tokens])).logits[0, -1].argmax())
 
     run_state_machine_as_test(DeepseekMachine, settings=settings_for(150, derandomize=True))
+    assert DeepseekMachine.totals.num_rules >= 150
