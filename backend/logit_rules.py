@@ -143,11 +143,15 @@ class StepRules:
             logits.view(-1).index_add_(0, cells_, values)
 
     def _ban(self, logits: Tensor) -> None:
-        each = zip(self.places, self.rows, self.positions, strict=True)
-        cells = np.concatenate([place * logits.shape[1] + row.banned_at(position) for place, row, position in each])
+        cells = np.concatenate([self._banned_cells(logits.shape[1], index) for index in range(len(self.rows))])
         if len(cells):
             [cells_] = send([cells], logits.device)
             logits.view(-1).index_fill_(0, cells_, -torch.inf)
+
+    def _banned_cells(self, vocab_size: int, index: int) -> Ints:
+        """Of one row; a checkpoint may name end ids past its vocabulary, which would lie in the next row."""
+        banned = self.rows[index].banned_at(self.positions[index])
+        return self.places[index] * vocab_size + banned[banned < vocab_size]
 
 
 class LogitRules:

@@ -85,8 +85,9 @@ def make_plan(options: Options) -> Plan:
     config = msgspec.structs.replace(
         source.config,
         dtype=options.dtype or source.config.dtype,
-        eos_token_ids=source.tokenizer.eos_token_ids,
+        eos_token_ids=tuple(id for id in source.tokenizer.eos_token_ids if 0 <= id < source.config.vocab_size),
     )
+    end_warnings = _end_id_warnings(source)
     _require_heads(config)
     steps = plan_steps(source.layout, config, source.store.tensors)
     _require_vocabulary(source, config)
@@ -103,13 +104,20 @@ def make_plan(options: Options) -> Plan:
         shards=plan_shards(written, torch_dtype(config)),
         workspace=options.workspace,
         name=name,
-        warnings=(*source.warnings, *window_warnings, *template_warnings),
+        warnings=(*source.warnings, *end_warnings, *window_warnings, *template_warnings),
         aliases=parse_aliases(options.aliases, name),
     )
     require_free(plan.target, options.force or options.dry_run)
     for alias in plan.aliases:
         require_free_alias(plan.target.parent, alias, name)
     return plan
+
+
+def _end_id_warnings(source: Source) -> list[str]:
+    size = source.config.vocab_size
+    outside = [id for id in source.tokenizer.eos_token_ids if not 0 <= id < size]
+    named = ", ".join(map(str, outside))
+    return [f"End ids past the vocabulary of {size:,} were left out: {named}."] if outside else []
 
 
 def _settle_tied_head(source: Source) -> Source:

@@ -97,7 +97,10 @@ class Handlers:
 
     async def edit(self, request: gr.Request, event: gr.EditData, id: str, stored: Any, *values: Any) -> Conversation:
         tab = self._tab(request, stored)
-        return await self._ask(tab, tab.show(id), original(str(event.value)), values, _turn(event.index))
+        question = original(str(event.value))
+        if not question.strip():
+            return conversation(tab)
+        return await self._ask(tab, tab.show(id), question, values, _turn(event.index))
 
     async def stop(self, request: gr.Request, id: str, stored: Any) -> Conversation:
         tab = self._tab(request, stored)

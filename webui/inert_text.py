@@ -6,16 +6,16 @@ JOINER = "\N{WORD JOINER}"
 """Invisible; it keeps `<`, `&` and `!` from beginning a tag, an entity or an image, in the text and in code alike.
 page.js takes it out of all that is copied."""
 
-_FENCE = r"^ {0,3}(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})[\s\S]*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
+_FENCE = r"^ {0,3}(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})[\s\S]*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|(?P<open>\Z))"
 _CODE = r"(?<!`)(?P<ticks>`+)(?!`)(?:(?!\n\n)[\s\S])*?(?<!`)(?P=ticks)(?!`)"
 _DISPLAY_MATH = r"\$\$[\s\S]+?\$\$|\\\[(?:(?!\\\[)[\s\S])+?\\\]|\\\((?:(?!\\\()[\s\S])+?\\\)"
 # Pandoc's rule, so that prices stay prices: no space inside the dollars, no digit after them.
-_INLINE_MATH = r"(?<![\\$\w])\$(?P<math>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\d$])"
+_INLINE_MATH = r"(?<![\\$\w])\$(?P<math>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])"
 _PARTS = re.compile(
     rf"(?P<verbatim>{_FENCE}|{_DISPLAY_MATH})|(?P<code>{_CODE})|{_INLINE_MATH}|(?P<special><(?=[A-Za-z/!?])|&(?=[A-Za-z#])|!(?=\[))",
     re.MULTILINE,
 )
-_SPECIAL = re.compile(r"<(?=[A-Za-z/!?])|&(?=[A-Za-z#])")
+_SPECIAL = re.compile(r"<(?=[A-Za-z/!?])|&(?=[A-Za-z#])|!(?=\[)")
 LATEX_DELIMITERS: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": "\\[", "right": "\\]", "display": True},
@@ -28,6 +28,11 @@ def inert(text: str) -> str:
     return _PARTS.sub(_part, text)
 
 
+def open_fence(text: str) -> str:
+    """The fence of a code block that `text` leaves open, empty if there is none."""
+    return next((match["fence"] for match in _PARTS.finditer(text) if match["open"] is not None), "")
+
+
 def original(text: str) -> str:
     """The text that `inert` was given, but for its dollars around mathematics."""
     return text.replace(JOINER, "")
@@ -36,6 +41,6 @@ def original(text: str) -> str:
 def _part(match: "re.Match[str]") -> str:
     if match["special"]:
         return match["special"] + JOINER
-    if match["code"]:
-        return _SPECIAL.sub(lambda special: special[0] + JOINER, match["code"])
+    if match["code"] or match["fence"]:  # in a list a fence may end before its closing line
+        return _SPECIAL.sub(lambda special: special[0] + JOINER, match[0])
     return rf"\({match['math']}\)" if match["math"] else match[0]

@@ -4,7 +4,7 @@ import html
 from typing import Any
 
 from limpet.webui.chat import Chat, ShownTurn
-from limpet.webui.inert_text import inert
+from limpet.webui.inert_text import inert, open_fence
 from limpet.webui.library import Library
 from limpet.webui.server_watch import Sight
 
@@ -43,6 +43,7 @@ def titles(library: Library, current: Chat) -> list[tuple[str, str]]:
 def _pair(turn: ShownTurn, is_running: bool) -> list[dict[str, Any]]:
     answer = inert(turn.answer)
     if turn.note:
+        answer += f"\n{open_fence(turn.answer)}"
         answer += f'\n\n<small class="limpet-note">{html.escape(turn.note)}</small>'
     elif not answer and is_running:
         answer = _WAITING

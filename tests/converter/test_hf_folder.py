@@ -138,6 +138,18 @@ def test_end_ids_are_the_union_of_configuration_generation_settings_and_tokenize
     assert (generation.temperature, generation.top_p, generation.top_k) == (0.6, 0.9, 0)
 
 
+def test_end_ids_past_the_vocabulary_are_left_out_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    write_tiny(source)
+    edit_json(source / "config.json", eos_token_id=[7, 99999])
+    ends = run_convert(source, tmp_path).model_config().eos_token_ids
+    assert 7 in ends
+    assert 99999 not in ends
+    assert "99999" in capsys.readouterr().err
+
+
 def test_template_in_tokenizer_config_is_found(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_tiny(source)

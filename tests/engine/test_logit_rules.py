@@ -144,6 +144,15 @@ def test_min_tokens_holds_back_every_end_id(tiny: ConvertedTiny, plain: list[int
     assert len(answers[1].ids) >= 20
 
 
+def test_an_end_id_past_the_vocabulary_bans_nothing_of_the_neighbour(tiny: ConvertedTiny, plain: list[int]) -> None:
+    vocab_size = tiny.reference.config.vocab_size
+    ends = (vocab_size + plain[0], 10 * vocab_size)
+    held = Case({"stop_token_ids": ends, "min_tokens": 20}, [])
+    with engine_of(tiny) as engine:
+        answers = engine.generate([PROMPT, PROMPT], [params_of(held), params_of(Case({}, []))])
+    assert [answer.ids for answer in answers] == [plain, plain]
+
+
 def test_presence_penalty_does_not_count_the_prompt(tiny: ConvertedTiny, plain: list[int]) -> None:
     prompt = [*PROMPT, *[plain[0]] * 3]
     case = Case({"presence_penalty": 100.0}, [], prompt)

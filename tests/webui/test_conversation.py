@@ -93,6 +93,10 @@ def test_an_edited_question_takes_the_place_of_what_followed(page: ChatPage) -> 
     shown = field.bounding_box()
     assert shown is not None
     assert shown["width"] > 500  # of a window of 1200: room to write, whatever the message's length
+    field.fill(" ")
+    page.page.get_by_label("Submit").click()
+    page.until(lambda: page.questions() == ["hello <b>", "emoji"])  # an empty message asks nothing
+    page.page.get_by_label("Edit").first.click()
     field.fill("<i> chinese")
     page.page.get_by_label("Submit").click()
     page.until(lambda: page.answers() == [script("chinese").text] and page.notes.count() == 1)
