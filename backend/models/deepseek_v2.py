@@ -9,13 +9,12 @@ from limpet.backend.cache_layout import CacheLayout
 from limpet.backend.checkpoint import ExpertsConfig, LatentAttentionConfig, ModelConfig
 from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.device_kernels import kernels_for
-from limpet.backend.layers.embedding import Embedding
 from limpet.backend.layers.experts import ExpertParts, MixtureOfExperts
 from limpet.backend.layers.latent_attention import LatentAttention
 from limpet.backend.layers.latent_context import LatentStep
 from limpet.backend.layers.linear import Linear, RowParallelLinear, gate_up_proj
 from limpet.backend.layers.norm import RMSNorm
-from limpet.backend.layers.rotary import Rotary, softmax_factor
+from limpet.backend.layers.rotary import softmax_factor
 from limpet.backend.layers.weight import Weight
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.ranks.group import RankGroup
@@ -120,28 +119,22 @@ class DecoderLayer(nn.Module):
 
 
 class DeepseekV2ForCausalLM(CausalLM):
-    """Decoder-only transformer; positions below `session_len`."""
+    """Layers of latent attention, which is one module for all of them."""
 
     captures_prefills = True
 
     def __init__(self, config: ModelConfig, session_len: int, device: torch.device, ranks: RankGroup) -> None:
-        super().__init__()
-        self.ranks, self.vocab_size = ranks, config.vocab_size
         latent, experts = config.latent_attention, config.experts
         assert latent is not None
-        self.cache_layout = CacheLayout(config.num_layers, 1, (latent.row_dim,))
-        self.attention = LatentAttention(latent, config.head_dim**-0.5 * softmax_factor(config.rope_scaling))
+        attention = LatentAttention(latent, config.head_dim**-0.5 * softmax_factor(config.rope_scaling))
         num_dense = experts.num_dense_layers if experts is not None else config.num_layers
-        self.embed_tokens = Embedding(ranks, config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, latent, experts if layer >= num_dense else None, self.attention, ranks)
+        layers = [
+            DecoderLayer(config, latent, experts if layer >= num_dense else None, attention, ranks)
             for layer in range(config.num_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, outs=[ranks.padded_part(config.vocab_size)])
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        self.rotary = Rotary(config, session_len, device)
+        ]
+        super().__init__(config, layers, session_len, device, ranks)
+        self.attention = attention
+        self.cache_layout = CacheLayout(config.num_layers, 1, (latent.row_dim,))
 
     def forward(self, ids: Tensor, positions: Tensor, caches: list[LayerCache], step: AttentionMetadata) -> Tensor:
         """ids and positions [num_tokens] -> hidden states [num_tokens, hidden]."""

@@ -8,10 +8,8 @@ from limpet.backend.cache_layout import CacheLayout
 from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.attention import PagedAttention
-from limpet.backend.layers.embedding import Embedding
 from limpet.backend.layers.linear import Linear, RowParallelLinear, gate_up_proj
 from limpet.backend.layers.norm import RMSNorm
-from limpet.backend.layers.rotary import Rotary
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.ranks.group import RankGroup
 
@@ -60,22 +58,15 @@ class DecoderLayer(nn.Module):
 
 
 class LlamaForCausalLM(CausalLM):
-    """Decoder-only transformer; positions below `session_len`."""
+    """Layers of grouped-query attention."""
 
     captures_prefills = True
 
     def __init__(self, config: ModelConfig, session_len: int, device: torch.device, ranks: RankGroup) -> None:
-        super().__init__()
-        self.ranks, self.vocab_size = ranks, config.vocab_size
+        layers = [DecoderLayer(config, ranks) for _ in range(config.num_layers)]
+        super().__init__(config, layers, session_len, device, ranks)
         num_kv_heads = len(ranks.part_or_shared(config.num_kv_heads))
         self.cache_layout = CacheLayout(config.num_layers, 2, (num_kv_heads, config.head_dim))
-        self.embed_tokens = Embedding(ranks, config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, ranks) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, outs=[ranks.padded_part(config.vocab_size)])
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        self.rotary = Rotary(config, session_len, device)
 
     def forward(self, ids: Tensor, positions: Tensor, caches: list[LayerCache], step: AttentionMetadata) -> Tensor:
         """ids and positions [num_tokens] -> hidden states [num_tokens, hidden]."""
