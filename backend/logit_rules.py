@@ -37,7 +37,8 @@ class _Row:
     words: BannedWords | None  # of several tokens
 
     @classmethod
-    def of(cls, start: RowStart, device: torch.device) -> "_Row":
+    def of(cls, start: RowStart, vocab_size: int, device: torch.device) -> "_Row":
+        """Without end ids past the vocabulary, which a checkpoint may name: they would lie in the next row's logits."""
         params = start.params
         several = [word for word in params.bad_words if len(word) > 1]
         return cls(
@@ -46,7 +47,7 @@ class _Row:
             bias_ids=np.array([token for token, _ in params.logit_bias], dtype=np.int64),
             bias=np.array([value for _, value in params.logit_bias], dtype=np.float32),
             banned=np.array([word[0] for word in params.bad_words if len(word) == 1], dtype=np.int64),
-            stop_ids=np.array(start.stop_ids, dtype=np.int64),
+            stop_ids=np.array([token for token in start.stop_ids if token < vocab_size], dtype=np.int64),
             words=BannedWords(several, start.tokens, device) if several else None,
         )
 
@@ -143,15 +144,11 @@ class StepRules:
             logits.view(-1).index_add_(0, cells_, values)
 
     def _ban(self, logits: Tensor) -> None:
-        cells = np.concatenate([self._banned_cells(logits.shape[1], index) for index in range(len(self.rows))])
+        each = zip(self.places, self.rows, self.positions, strict=True)
+        cells = np.concatenate([place * logits.shape[1] + row.banned_at(position) for place, row, position in each])
         if len(cells):
             [cells_] = send([cells], logits.device)
             logits.view(-1).index_fill_(0, cells_, -torch.inf)
-
-    def _banned_cells(self, vocab_size: int, index: int) -> Ints:
-        """Of one row; a checkpoint may name end ids past its vocabulary, which would lie in the next row."""
-        banned = self.rows[index].banned_at(self.positions[index])
-        return self.places[index] * vocab_size + banned[banned < vocab_size]
 
 
 class LogitRules:
@@ -169,7 +166,7 @@ class LogitRules:
         for start in starts:
             self._rows.pop(start.row, None)
             if start.params.changes_logits:
-                self._rows[start.row] = _Row.of(start, self._device)
+                self._rows[start.row] = _Row.of(start, self._vocab_size, self._device)
             if start.params.has_penalties:
                 if self._penalties is None:
                     self._penalties = _Penalties.make(self._num_rows, self._vocab_size, self._device)

@@ -82,12 +82,10 @@ def make_plan(options: Options) -> Plan:
     Raises ConversionError for everything that is wrong with the source, the target or the options.
     """
     source = _settle_template(_settle_tied_head(open_source(options.source)), options.chat_template)
+    end_ids, end_warnings = _settle_end_ids(source)
     config = msgspec.structs.replace(
-        source.config,
-        dtype=options.dtype or source.config.dtype,
-        eos_token_ids=tuple(id for id in source.tokenizer.eos_token_ids if 0 <= id < source.config.vocab_size),
+        source.config, dtype=options.dtype or source.config.dtype, eos_token_ids=tuple(end_ids)
     )
-    end_warnings = _end_id_warnings(source)
     _require_heads(config)
     steps = plan_steps(source.layout, config, source.store.tensors)
     _require_vocabulary(source, config)
@@ -113,11 +111,12 @@ def make_plan(options: Options) -> Plan:
     return plan
 
 
-def _end_id_warnings(source: Source) -> list[str]:
-    size = source.config.vocab_size
-    outside = [id for id in source.tokenizer.eos_token_ids if not 0 <= id < size]
-    named = ", ".join(map(str, outside))
-    return [f"End ids past the vocabulary of {size:,} were left out: {named}."] if outside else []
+def _settle_end_ids(source: Source) -> tuple[list[int], list[str]]:
+    """Those that the vocabulary has, and a warning about the others."""
+    size, named = source.config.vocab_size, source.tokenizer.eos_token_ids
+    kept = [id for id in named if 0 <= id < size]
+    others = ", ".join(str(id) for id in named if id not in kept)
+    return kept, [f"End ids past the vocabulary of {size:,} were left out: {others}."] if others else []
 
 
 def _settle_tied_head(source: Source) -> Source:
