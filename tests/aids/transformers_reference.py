@@ -4,6 +4,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from tests.aids.ids_equal import Reference
+from tests.aids.tiny import one_thread
 
 
 def greedy_reference(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> Reference:
@@ -20,6 +21,12 @@ def greedy_reference(model: PreTrainedModel, prompt: list[int], num_tokens: int)
         runner_ups=best.indices[:, 1].tolist(),
         gaps=[round(gap, 6) for gap in gaps.tolist()],
     )
+
+
+def greedy_ids(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """Those of `greedy_reference`, computed by one thread: a tiny model gains nothing from more."""
+    with one_thread():
+        return greedy_reference(model, prompt, num_tokens).ids
 
 
 def session_references(model: PreTrainedModel, turns: list[list[int]], num_tokens: int) -> list[Reference]:

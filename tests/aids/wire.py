@@ -124,6 +124,12 @@ def text_of(responses: list[Response]) -> str:
     return "".join(response.text for response in responses)
 
 
+def ids_of(responses: list[Response]) -> list[int]:
+    """The ids of an answer; fails on an error."""
+    assert not [response.error for response in responses if response.error]
+    return [token for response in responses for token in response.outputs["output_ids"]]
+
+
 def post(url: str, path: str, body: Any) -> tuple[int, str]:
     """Status and text of what `curl -d BODY URL/PATH` gets."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_S)

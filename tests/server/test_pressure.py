@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from tests.aids.live_server import LiveServer
 from tests.aids.repositories import TINY_BLOCK_BYTES, TINY_ENGINE
-from tests.aids.tiny import build_tiny, one_thread
-from tests.aids.transformers_reference import greedy_reference
-from tests.aids.wire import Response, Wire, await_engine, engine_status, post, wire
+from tests.aids.tiny import build_tiny
+from tests.aids.transformers_reference import greedy_ids
+from tests.aids.wire import Response, Wire, await_engine, engine_status, ids_of, post, wire
 
 pytestmark = pytest.mark.server
 BLOCK = 16
@@ -29,11 +29,6 @@ FIRST, SECOND = list(range(10, 30)), [40, 41, 42]
 @pytest.fixture(scope="module")
 def reference() -> PreTrainedModel:
     return build_tiny()
-
-
-def _expected(reference: PreTrainedModel, history: list[int], num_tokens: int) -> list[int]:
-    with one_thread():
-        return greedy_reference(reference, history, num_tokens).ids
 
 
 def _ask(client: Wire, session: str, ids: list[int], max_tokens: int, **options: Any) -> None:
@@ -50,11 +45,6 @@ def _ask(client: Wire, session: str, ids: list[int], max_tokens: int, **options:
         sequence_id=session,
         **options,
     )
-
-
-def _ids(responses: list[Response]) -> list[int]:
-    assert not [response.error for response in responses if response.error]
-    return [token for response in responses for token in response.outputs["output_ids"]]
 
 
 def _turn(client: Wire, session: str, ids: list[int], max_tokens: int, **options: Any) -> list[Response]:
@@ -76,11 +66,11 @@ def test_turn_after_a_dropped_stream_continues_from_what_the_client_received(
     with wire(tiny.target, "tiny") as dropped:
         _ask(dropped, session, FIRST, 400, sequence_start=True)
         while not received or len(received) < kept:
-            received += _ids([dropped.next()])
+            received += ids_of([dropped.next()])
     history = FIRST + received[:kept]
     with wire(tiny.target, "tiny") as client:
         answer = _turn(client, session, SECOND, 8, parameters={"session_tokens": len(history)}, sequence_end=True)
-    assert _ids(answer) == _expected(reference, history + SECOND, 8)
+    assert ids_of(answer) == greedy_ids(reference, history + SECOND, 8)
     assert answer[-1].outputs["session_tokens"] == [len(history) + len(SECOND) + 8]
 
 
@@ -89,13 +79,13 @@ def test_turn_after_a_dropped_stream_keeps_what_was_delivered(tiny: LiveServer, 
     session = uuid.uuid4().hex
     with wire(tiny.target, "tiny") as dropped:
         _ask(dropped, session, FIRST, 400, sequence_start=True)
-        seen = _ids([dropped.next(), dropped.next()])
+        seen = ids_of([dropped.next(), dropped.next()])
     with wire(tiny.target, "tiny") as client:
         answer = _turn(client, session, SECOND, 8, sequence_end=True)
     length = answer[-1].outputs["session_tokens"][0] - 8 - len(SECOND)
     assert length >= len(FIRST) + len(seen)
-    history = FIRST + _expected(reference, FIRST, length - len(FIRST))
-    assert _ids(answer) == _expected(reference, history + SECOND, 8)
+    history = FIRST + greedy_ids(reference, FIRST, length - len(FIRST))
+    assert ids_of(answer) == greedy_ids(reference, history + SECOND, 8)
 
 
 def test_watermark_of_the_server_is_exact_around_the_edge_of_a_block(
@@ -111,10 +101,10 @@ def test_watermark_of_the_server_is_exact_around_the_edge_of_a_block(
             _ask(client, session, prompt, 400, sequence_start=True)
             first = client.next()
             _cancel(tiny, session)
-            history = prompt + _ids([first, *client.rest()])
+            history = prompt + ids_of([first, *client.rest()])
             answer = _turn(client, session, SECOND, 4, sequence_end=True)
         assert answer[-1].outputs["session_tokens"] == [len(history) + len(SECOND) + 4]
-        assert _ids(answer) == _expected(reference, history + SECOND, 4)
+        assert ids_of(answer) == greedy_ids(reference, history + SECOND, 4)
         num_late = len(history) - len(prompt) - 1
         edges.discard(len(history) % BLOCK)
         if not edges:
@@ -134,8 +124,8 @@ def test_turn_after_a_cancel_during_prefill_continues_after_the_prompt(
             _cancel(tiny, session)
             cut = list(client.rest())
             answer = _turn(client, session, SECOND, 8, sequence_end=True)
-        history = prompt + _ids(cut)
-        assert _ids(answer) == _expected(reference, history + SECOND, 8)
+        history = prompt + ids_of(cut)
+        assert ids_of(answer) == greedy_ids(reference, history + SECOND, 8)
         if history == prompt and 0 < answer[-1].outputs["num_cached_tokens"][0] < len(prompt) - 1:
             assert cut[-1].outputs["finish_reason"] == [b"cancelled"]
             return
@@ -150,10 +140,10 @@ def test_cancel_by_op_ends_with_the_reason_and_an_exact_history(tiny: LiveServer
         _cancel(tiny, session)
         responses += client.rest()
         assert responses[-1].outputs["finish_reason"] == [b"cancelled"]
-        history = FIRST + _ids(responses)
+        history = FIRST + ids_of(responses)
         assert responses[-1].outputs["session_tokens"] == [len(history)]
         answer = _turn(client, session, SECOND, 8, sequence_end=True)
-    assert _ids(answer) == _expected(reference, history + SECOND, 8)
+    assert ids_of(answer) == greedy_ids(reference, history + SECOND, 8)
 
 
 def test_stop_then_ask_at_once_is_never_busy(tiny: LiveServer) -> None:
@@ -166,7 +156,7 @@ def test_stop_then_ask_at_once_is_never_busy(tiny: LiveServer) -> None:
             start = False
         with wire(tiny.target, "tiny") as client:
             answer = _turn(client, session, SECOND, 2, parameters={"session_rewind": 1})
-            assert len(_ids(answer)) == 2
+            assert len(ids_of(answer)) == 2
             _turn(client, session, SECOND, 1, sequence_start=True)
 
 
@@ -185,9 +175,9 @@ def test_interleaved_sessions_keep_their_secrets_while_the_pool_holds_few(
 
     def turn(session: str, ids: list[int], **options: Any) -> None:
         with wire(tiny.target, "tiny") as client:
-            answer = _ids(_turn(client, session, ids, 6, **options))
+            answer = ids_of(_turn(client, session, ids, 6, **options))
         history = histories.get(session, []) + ids
-        assert answer == _expected(reference, history, 6)
+        assert answer == greedy_ids(reference, history, 6)
         histories[session] = history + answer
 
     for session, secret in secrets.items():
@@ -225,5 +215,5 @@ def test_four_hundred_dropped_streams_leave_nothing_behind(tiny: LiveServer, ref
         assert after[pid][1] <= descriptors + 2, "descriptors are left"
     with wire(tiny.target, "tiny") as client:
         answer = _turn(client, uuid.uuid4().hex, FIRST, 8, sequence_start=True, sequence_end=True)
-    assert _ids(answer) == _expected(reference, FIRST, 8)
+    assert ids_of(answer) == greedy_ids(reference, FIRST, 8)
     assert psutil.pid_exists(int(next(iter(before))))

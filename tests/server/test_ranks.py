@@ -16,9 +16,9 @@ from limpet.converter.convert import convert
 from limpet.converter.plan import Options, make_plan
 from tests.aids.deepseek import write_deepseek
 from tests.aids.live_server import LiveServer, kill, shared_server
-from tests.aids.tiny import one_thread, write_tiny
-from tests.aids.transformers_reference import greedy_reference
-from tests.aids.wire import Response, Wire, text_of, wire
+from tests.aids.tiny import write_tiny
+from tests.aids.transformers_reference import greedy_ids
+from tests.aids.wire import Wire, ids_of, text_of, wire
 
 pytestmark = pytest.mark.server
 RANK = "limpet.backend.ranks.rank_process"
@@ -75,21 +75,11 @@ def _send(client: Wire, ids: list[int], max_tokens: int, **options: Any) -> None
     )
 
 
-def _ids(responses: list[Response]) -> list[int]:
-    assert not [response.error for response in responses if response.error]
-    return [token for response in responses for token in response.outputs["output_ids"]]
-
-
 def _turn(client: Wire, session: str, ids: list[int], **options: Any) -> tuple[list[int], int]:
     """The answer of 12 ids, and how many tokens were cached."""
     _send(client, ids, 12, sequence_id=session, **options)
     responses = list(client.rest())
-    return _ids(responses), responses[-1].outputs["num_cached_tokens"][0]
-
-
-def _expected(reference: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
-    with one_thread():
-        return greedy_reference(reference, prompt, num_tokens).ids
+    return ids_of(responses), responses[-1].outputs["num_cached_tokens"][0]
 
 
 @pytest.mark.parametrize("model", DEGREES)
@@ -100,12 +90,12 @@ def test_turns_append_and_an_ended_session_leaves_nothing_on_any_rank(
     with wire(server.target, model) as client:
         for ids in (FIRST, SECOND):
             answer, num_cached = _turn(client, session, ids, sequence_start=not history)
-            assert answer == _expected(references[model], history + ids, 12)
+            assert answer == greedy_ids(references[model], history + ids, 12)
             assert num_cached == max(0, len(history) - 1)
             history += ids + answer
         client.ask(text_input="", sequence_id=session, sequence_end=True)
         answer, _ = _turn(client, session, SECOND, sequence_start=True, sequence_end=True)
-        assert answer == _expected(references[model], SECOND, 12)
+        assert answer == greedy_ids(references[model], SECOND, 12)
 
 
 @pytest.mark.parametrize("model", DEGREES)
@@ -120,8 +110,8 @@ def test_answers_that_the_cache_cannot_hold_together_and_one_cancelled_among_the
             for client, prompt in zip(clients, prompts, strict=True):
                 _send(client, prompt, 30)
             dropped.next()
-        answers = [_ids(list(client.rest())) for client in clients]
-    assert answers == [_expected(references[model], prompt, 30) for prompt in prompts]
+        answers = [ids_of(list(client.rest())) for client in clients]
+    assert answers == [greedy_ids(references[model], prompt, 30) for prompt in prompts]
 
 
 @pytest.mark.parametrize("model", DEGREES)
@@ -156,7 +146,7 @@ def _answer_when_back(server: LiveServer) -> list[int]:
             _send(client, FIRST, 12)
             responses = list(client.rest())
         if responses[-1].error is None:
-            return _ids(responses)
+            return ids_of(responses)
         assert "UNAVAILABLE" in responses[-1].error
         assert time.monotonic() < deadline, responses[-1].error
 
@@ -170,7 +160,7 @@ def test_a_killed_rank_fails_what_runs_and_all_ranks_are_new(
 ) -> None:
     before = {process.pid for process in server.processes(RANK)}
     _lose_a_rank(server)
-    assert _answer_when_back(server) == _expected(references["llama"], FIRST, 12)
+    assert _answer_when_back(server) == greedy_ids(references["llama"], FIRST, 12)
     ranks = {process.pid for process in server.processes(RANK)}
     assert len(ranks) == 1 + 3
     assert len(ranks & before) == 3, "the DeepSeek-V2's ranks live on"
@@ -178,7 +168,7 @@ def test_a_killed_rank_fails_what_runs_and_all_ranks_are_new(
 
 @pytest.mark.long
 def test_ten_ranks_killed_one_after_the_other(server: LiveServer, references: dict[str, PreTrainedModel]) -> None:
-    expected = _expected(references["llama"], FIRST, 12)
+    expected = greedy_ids(references["llama"], FIRST, 12)
     for _ in range(10):
         _lose_a_rank(server)
         assert _answer_when_back(server) == expected

@@ -19,7 +19,7 @@ from transformers import (
 from tests.aids.chain_tokenizer import SPECIAL_TOKENS, byte_characters
 from tests.aids.live_server import LiveServer
 from tests.aids.tiny import build_tiny, one_thread
-from tests.aids.wire import Response, wire
+from tests.aids.wire import Response, ids_of, wire
 
 pytestmark = pytest.mark.server
 PROMPT = [5, 17, 123, 44, 17, 5, 200, 81]
@@ -81,10 +81,6 @@ def ask(server: LiveServer, settings: dict[str, Any], *, stream: bool) -> list[R
         responses = client.ask(input_ids=PROMPT, stream=stream, return_output_ids=True, **GREEDY | settings)
     assert not [response.error for response in responses if response.error]
     return responses
-
-
-def ids_of(responses: list[Response]) -> list[int]:
-    return [token for response in responses for token in response.outputs["output_ids"]]
 
 
 @pytest.mark.parametrize("stream", [True, False])
