@@ -26,7 +26,7 @@ from limpet.benchmarks.engine_runner import answer_all
 from limpet.benchmarks.model_shapes import SHAPES, write_shape
 from limpet.benchmarks.result import Part, Result
 from limpet.benchmarks.timing import steady_step_ms, with_figures
-from limpet.benchmarks.workload import Request, digest, sharegpt, uniform
+from limpet.benchmarks.workload import Request, digest, sharegpt, uniform, warm_up
 
 GIGABYTE = 10**9
 
@@ -38,6 +38,7 @@ class Workload:
     part: Part
     concurrency: int
     make: Callable[[int, int], list[Request]]
+    rate: float | None = None  # requests a second, sent at random times (Poisson)
 
 
 def _decode(batch: int) -> Workload:
@@ -51,16 +52,18 @@ WORKLOADS = {
     "decode-256": _decode(256),
     "prefill": Workload("prefill", 16, lambda vocab, repeat: uniform(vocab, 16, 2048, 1, repeat)),
     "sharegpt": Workload("sharegpt", 256, lambda vocab, repeat: sharegpt(vocab)),
+    "rate": Workload("rate", 1000, lambda vocab, repeat: sharegpt(vocab), rate=128.0),
     "fixed": Workload("fixed", 64, lambda vocab, repeat: uniform(vocab, 64, 2048, 2048, repeat)),
 }
 
 
 def measure(engine: Engine, workload: Workload, num_runs: int, base: Result) -> Result:
-    """The median of so many runs, after one that nobody counts."""
-    requests = [workload.make(engine.vocab_size, repeat) for repeat in range(num_runs + 1)]
-    runs = [answer_all(engine, each, workload.concurrency) for each in requests][1:]
+    """The median of so many runs, after one of shorter answers that nobody counts."""
+    first, *requests = (workload.make(engine.vocab_size, repeat) for repeat in range(num_runs + 1))
+    answer_all(engine, warm_up(first), workload.concurrency)
+    runs = [answer_all(engine, each, workload.concurrency, workload.rate) for each in requests]
     named = msgspec.structs.replace(
-        base, part=workload.part, concurrency=workload.concurrency, digest=digest(requests[1])
+        base, part=workload.part, concurrency=workload.concurrency, rate=workload.rate, digest=digest(requests[0])
     )
     measured = with_figures(named, runs)
     if workload.part == "decode":
@@ -112,7 +115,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--session-len", type=int, default=4096)
     parser.add_argument("--prefill-tokens", type=int, default=8192)
-    parser.add_argument("--parts", nargs="+", choices=WORKLOADS, default=list(WORKLOADS)[:-1])
+    parser.add_argument("--parts", nargs="+", choices=WORKLOADS, default=list(WORKLOADS)[:-2])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--output", type=Path)

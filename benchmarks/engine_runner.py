@@ -12,7 +12,7 @@ from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine, new_sequence
 from limpet.backend.sampling_params import SamplingParams
 from limpet.benchmarks.timing import Answer, Run
-from limpet.benchmarks.workload import Request
+from limpet.benchmarks.workload import Request, arrival_times
 
 
 class EngineRunner:
@@ -28,25 +28,31 @@ class EngineRunner:
         return answer_all(self._engine, requests, concurrency)
 
 
-def answer_all(engine: Engine, requests: list[Request], concurrency: int) -> Run:
-    """Answer the requests in their order, `concurrency` of them in flight."""
+def answer_all(engine: Engine, requests: list[Request], concurrency: int, rate: float | None = None) -> Run:
+    """Answer the requests in their order, `concurrency` of them in flight, or `rate` a second sent at random times.
+
+    An answer's time counts from when its request was due, also if a step made it wait.
+    """
     started = time.monotonic()
+    due = [started + seconds for seconds in arrival_times(len(requests), rate)] if rate else None
     answers: list[Answer] = []
     num_running = 0
     while len(answers) < len(requests) or num_running:
-        while len(answers) < len(requests) and num_running < concurrency:
-            answers.append(_send(engine, len(answers), requests[len(answers)]))
+        now = time.monotonic()
+        while (place := len(answers)) < len(requests) and num_running < concurrency and (not due or due[place] <= now):
+            answers.append(_send(engine, place, requests[place], due[place] if due else time.monotonic()))
             num_running += 1
+        if due and not num_running:
+            time.sleep(max(0.0, due[len(answers)] - time.monotonic()))
         for output in engine.step():
             num_running -= _receive(engine, output, answers)
     return Run(answers, time.monotonic() - started)
 
 
-def _send(engine: Engine, key: int, request: Request) -> Answer:
+def _send(engine: Engine, key: int, request: Request, sent_s: float) -> Answer:
     params = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
-    answer = Answer(time.monotonic(), num_input_tokens=len(request.prompt))
     engine.add(new_sequence(key, request.prompt, params, frozenset()))
-    return answer
+    return Answer(sent_s, num_input_tokens=len(request.prompt))
 
 
 def _receive(engine: Engine, output: SequenceOutput, answers: list[Answer]) -> bool:

@@ -23,8 +23,8 @@ from limpet.benchmarks.engine import WORKLOADS, Workload, template
 from limpet.benchmarks.load_generator import LoadGenerator
 from limpet.benchmarks.result import Result
 from limpet.benchmarks.targets import Target
-from limpet.benchmarks.timing import with_figures
-from limpet.benchmarks.workload import digest
+from limpet.benchmarks.timing import Run, with_figures
+from limpet.benchmarks.workload import Request, arrival_times, digest, warm_up
 
 ADMIN = "limpet_admin"
 
@@ -50,13 +50,20 @@ def _instances(count: int) -> str:
 
 
 def measure(load: LoadGenerator, workload: Workload, vocab_size: int, num_runs: int, base: Result) -> Result:
-    """The median of so many runs, after one that nobody counts."""
-    requests = [workload.make(vocab_size, repeat) for repeat in range(num_runs + 1)]
-    runs = [load.run(each, workload.concurrency) for each in requests][1:]
+    """The median of so many runs, after one of shorter answers that nobody counts."""
+    first, *requests = (workload.make(vocab_size, repeat) for repeat in range(num_runs + 1))
+    load.run(warm_up(first), workload.concurrency)
+    runs = [_run(load, workload, each) for each in requests]
     named = msgspec.structs.replace(
-        base, part=workload.part, concurrency=workload.concurrency, digest=digest(requests[1])
+        base, part=workload.part, concurrency=workload.concurrency, rate=workload.rate, digest=digest(requests[0])
     )
     return with_figures(named, runs)
+
+
+def _run(load: LoadGenerator, workload: Workload, requests: list[Request]) -> Run:
+    if workload.rate is None:
+        return load.run(requests, workload.concurrency)
+    return load.run_at(requests, arrival_times(len(requests), workload.rate))
 
 
 def main() -> None:

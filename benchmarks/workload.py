@@ -51,6 +51,11 @@ def uniform(
     return [Request(_random_ids(generator, prompt_tokens, vocab_size), output_tokens) for _ in range(num_requests)]
 
 
+def warm_up(requests: list[Request]) -> list[Request]:
+    """The same prompts with answers of 64 tokens at most: every shape of a step, in a fraction of the time."""
+    return [Request(each.prompt, min(each.num_output_tokens, 64)) for each in requests]
+
+
 def arrival_times(num_requests: int, rate: float) -> list[float]:
     """Seconds after the start at which requests arrive at random (Poisson), `rate` a second on average."""
     gaps = -np.log(1.0 - _generator(4).random(num_requests)) / rate
