@@ -33,7 +33,7 @@ ALLOWED_GROWTH, ALLOWED_GROWTH_BYTES = 0.02, 100 << 20  # from the end of the fi
 class Usage:
     """Memory while the server is idle."""
 
-    engine_rss_bytes: int
+    engine_rss_bytes: int  # of all its ranks
     server_rss_bytes: int  # of tritonserver and its stubs
     gpu_bytes: int
 
@@ -149,16 +149,24 @@ def values(client: Client) -> dict[str, float]:
 
 def usage(client: Client) -> Usage:
     engine = psutil.Process(client.admin("metrics", model=client.model)["engine_pid"])
-    names = ("tritonserver", "triton_python_backend_stub")
-    server = [each for each in psutil.process_iter(["name"]) if (each.info["name"] or "").startswith(names)]
-    return Usage(engine.memory_info().rss, sum(each.memory_info().rss for each in server), _gpu_bytes())
+    server = next(each for each in engine.parents() if each.name() == "tritonserver")
+    engines = {engine, *engine.children(recursive=True)}
+    others = {server, *server.children(recursive=True)} - engines
+    return Usage(_rss(engines), _rss(others), _gpu_bytes({each.pid for each in engines}))
 
 
-def _gpu_bytes() -> int:
+def _rss(processes: set[psutil.Process]) -> int:
+    return sum(each.memory_info().rss for each in processes)
+
+
+def _gpu_bytes(pids: set[int]) -> int:
+    """Of these processes, on all GPUs."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    used = ([int(field) for field in line.split(",")] for line in lines)
+    return sum(mebibytes << 20 for pid, mebibytes in used if pid in pids)
 
 
 def main() -> int:
