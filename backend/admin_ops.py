@@ -1,6 +1,7 @@
 """The operations of limpet_admin that the engine answers: JSON in, JSON out."""
 
 import hmac
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from limpet.backend.link.messages import ERROR_CODES
 from limpet.backend.metrics import MetricsSnapshot
 from limpet.backend.service import EngineService
 from limpet.backend.session_ops import SessionOps
+
+logger = logging.getLogger(__name__)
 
 OPEN_OPS = ("status", "metrics")  # need no key: they tell of no request and change nothing
 STALLED_AFTER_S = 60.0  # work but no completed step for so long: not ready
@@ -50,7 +53,13 @@ class AdminOps:
         key = str(decoded.pop("admin_key", "") or "")
         if op not in OPEN_OPS and not hmac.compare_digest(key.encode(), self._config.admin_key.encode()):
             raise RequestError("INVALID_ARG", f"op {op} needs the right admin_key.")
-        return msgspec.json.encode(operation(decoded)).decode()
+        try:
+            return msgspec.json.encode(operation(decoded)).decode()
+        except RequestError:
+            raise
+        except Exception:  # a question about the engine must not be its end
+            logger.exception("op %s failed.", op)
+            raise RequestError("INTERNAL", "The operation failed; the server's log says why.") from None
 
     def note_progress(self) -> None:
         """Remember whether the step loop moves; call it regularly."""

@@ -27,7 +27,7 @@ class SessionOps:
 
     def run(self, arguments: dict[str, Any]) -> dict[str, Any]:
         name = arguments.get("action", "list")
-        action = self._actions.get(name)
+        action = self._actions.get(name) if isinstance(name, str) else None
         if action is None:
             raise RequestError("INVALID_ARG", f"Unknown action {name!r}; known are {', '.join(self._actions)}.")
         return action(arguments)
@@ -38,7 +38,7 @@ class SessionOps:
         if not isinstance(limit, int) or limit < 1:
             raise RequestError("INVALID_ARG", f"limit is {limit!r}; allowed: a number from 1.")
         table = self._service.sessions.sessions
-        latest = list(itertools.islice(reversed(table.values()), limit))
+        latest = list(itertools.islice(reversed(table.values()), min(limit, len(table))))
         return {"sessions": [self._describe(session) for session in reversed(latest)], "total": len(table)}
 
     def _show(self, arguments: dict[str, Any]) -> dict[str, Any]:

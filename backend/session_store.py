@@ -148,8 +148,13 @@ class SessionStore:
         except Exception as error:  # whatever it is, those who wait must hear of it
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
-            logger.exception("%d changes of sessions could not be written to %s.", len(changes), self._path)
-            return StoreError(f"The session store cannot be written ({error}): this turn is kept in memory only.")
+            is_known = isinstance(error, sqlite3.Error)
+            logger.error(
+                "%d changes of sessions could not be written to %s: %s.",
+                *(len(changes), self._path, error),
+                exc_info=not is_known,
+            )
+            return StoreError(f"The session store cannot be written ({error}): the change is kept in memory only.")
         self.num_commits += 1
         return None
 

@@ -150,11 +150,12 @@ class SessionTable:
 
     def fork(self, session_id: str, new_id: str) -> Session:
         """A second session with the same history and the same soft references; raises RequestError."""
+        if not 0 < len(new_id) <= _MAX_ID_CHARS or new_id == "0" or "\0" in new_id:
+            allowed = f"1 to {_MAX_ID_CHARS} characters, none of them NUL"
+            raise RequestError("INVALID_ARG", f"A session id has {allowed}, and is not 0.")
         source = self.find(session_id)
         if source.lease is not None:
             raise RequestError("UNAVAILABLE", "Session busy: a turn is running; cancel it or wait for its end.")
-        if not 0 < len(new_id) <= _MAX_ID_CHARS or new_id == "0":
-            raise RequestError("INVALID_ARG", f"A session id has 1 to {_MAX_ID_CHARS} characters and is not 0.")
         if new_id in self.sessions:
             raise RequestError("INVALID_ARG", "There is a session with the new id already: choose another one.")
         self._check_room()

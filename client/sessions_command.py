@@ -94,7 +94,16 @@ def _lines(answer: dict[str, Any]) -> list[str]:
 def _row(session: dict[str, Any]) -> tuple[str, ...]:
     blocks = session["blocks"]
     counts = (session["tokens"], session["turns"], blocks["device"], blocks["host"], blocks["none"])
-    return session["session_id"], *map(str, counts), "running" if session["running"] else _duration(session["idle_s"])
+    return (
+        _printable(session["session_id"]),
+        *map(str, counts),
+        "running" if session["running"] else _duration(session["idle_s"]),
+    )
+
+
+def _printable(session_id: str) -> str:
+    """Clients choose ids: none may move the cursor of who lists them."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in session_id)
 
 
 def _right_aligned(cells: tuple[str, ...], widths: list[int]) -> str:

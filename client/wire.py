@@ -17,6 +17,7 @@ from limpet.client.results import Chunk
 ADMIN_MODEL = "limpet_admin"
 _WANTED = ("finish_reason", "output_ids", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 _INT32 = np.iinfo(np.int32)
+_MAX_SESSION_ID_BYTES = 128  # Triton's limit
 
 
 def new_id() -> str:
@@ -129,14 +130,28 @@ def _require(what: str, value: object, kind: type, allowed: str) -> None:
 
 def _add_session(request: pb.ModelInferRequest, session: SessionFields) -> None:
     _require("The session's id", session.id, str, "a string")
+    _check_session_id(session.id)
     _add_bool(request, "return_session_tokens", True)
     request.parameters["sequence_id"].string_param = session.id
     request.parameters["sequence_start"].bool_param = session.start
     request.parameters["sequence_end"].bool_param = session.end
-    if session.tokens is not None:
-        request.parameters["session_tokens"].int64_param = session.tokens
-    if session.rewind:
-        request.parameters["session_rewind"].int64_param = session.rewind
+    for name, value in (("session_tokens", session.tokens), ("session_rewind", session.rewind or None)):
+        if value is not None:
+            _require(name, value, int, "a whole number")
+            if not _INT32.min <= value <= _INT32.max:
+                raise InvalidRequest(f"{name} is {value}; allowed: whole numbers from 0 to {_INT32.max}.")
+            request.parameters[name].int64_param = value
+
+
+def _check_session_id(session_id: str) -> None:
+    """To Triton "0" is no session, and an id ends at its first NUL: it would be another session's."""
+    try:
+        num_bytes = len(session_id.encode("utf-8"))
+    except UnicodeEncodeError:
+        num_bytes = 0
+    if not 0 < num_bytes <= _MAX_SESSION_ID_BYTES or session_id == "0" or "\0" in session_id:
+        allowed = f"1 to {_MAX_SESSION_ID_BYTES} bytes of UTF-8, none of them NUL, and not 0"
+        raise InvalidRequest(f"The session's id is {ascii(session_id)[:200]}; allowed: {allowed}.")
 
 
 def _add_string(request: pb.ModelInferRequest, name: str, value: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from limpet.client.api.gateway import SessionTurn
+from limpet.client.api.problems import Problem
 from limpet.client.api.request_models import GenerationBody
 from limpet.client.results import Chunk
 from limpet.client.wire import new_id
@@ -18,8 +19,11 @@ def finish_reason(chunk: Chunk) -> str | None:
 
 
 def session_turn(body: GenerationBody) -> SessionTurn | None:
-    """The turn that the body's session fields describe."""
+    """The turn that the body's session fields describe; raises Problem if they name no session."""
     if body.session_id is None:
+        for name in ("session_start", "session_end", "session_rewind"):
+            if getattr(body, name):
+                raise Problem(f"{name} needs a session_id.", param=name)
         return None
     return SessionTurn(body.session_id, body.session_start, body.session_end, body.session_rewind or 0)
 

@@ -23,7 +23,7 @@ _MODELS_STAY_S = 5.0
 
 @dataclass(frozen=True)
 class SessionTurn:
-    """A turn of an interactive session; `start` None: begin the session if it is not there."""
+    """A turn of an interactive session; `start` None: begin the session if it is not there, but to rewind it."""
 
     id: str
     start: bool | None = None
@@ -32,7 +32,7 @@ class SessionTurn:
 
     def attempts(self) -> list[SessionFields]:
         """What to send, the next one if the session is not found."""
-        starts = (False, True) if self.start is None else (self.start,)
+        starts = ((False,) if self.rewind else (False, True)) if self.start is None else (self.start,)
         return [SessionFields(self.id, start=start, rewind=self.rewind, end=self.end) for start in starts]
 
 

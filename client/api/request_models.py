@@ -119,6 +119,8 @@ class ChatBody(GenerationBody):
     def offered_tools(self) -> list[Tool]:
         """The tools that the answer may call; raises Problem if the one that it has to call is none of them."""
         tools = [] if self.tool_choice == "none" else self.tools or []
+        if self.tool_choice == "required" and not tools:
+            raise Problem("tool_choice requires a call, and there are no tools.", param="tool_choice")
         if not isinstance(self.tool_choice, NamedTool):
             return tools
         named = self.tool_choice.function.name
@@ -133,6 +135,8 @@ class ChatBody(GenerationBody):
             options["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs:
+            raise Problem("top_logprobs needs logprobs to be true.", param="top_logprobs")
         if tools := self.offered_tools():
             options["tools"] = [tool.on_the_wire() for tool in tools]
             if self.tool_choice not in (None, "auto"):

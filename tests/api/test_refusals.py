@@ -56,9 +56,15 @@ def test_a_failure_in_mid_stream_is_an_event(server: FakeServer, ask: openai.Ope
         ({**CHAT, "n": 2}, "n", "1"),
         ({**CHAT, "max_tokens": "many"}, "max_tokens", "integer"),
         ({**CHAT, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "none of the tools"),
+        ({**CHAT, "tool_choice": "required"}, "tool_choice", "no tools"),
+        ({**CHAT, "top_logprobs": 2}, "top_logprobs", "logprobs to be true"),
+        ({**CHAT, "session_end": True}, "session_end", "session_id"),
+        ({**CHAT, "session_rewind": 1}, "session_rewind", "session_id"),
+        ({**CHAT, "session_id": "x", "session_rewind": 10**30}, None, "session_rewind"),
+        ({**CHAT, "session_id": "0"}, None, "not 0"),
     ],
 )
-def test_bodies_that_can_never_work(url: str, body: dict[str, object], param: str, message: str) -> None:
+def test_bodies_that_can_never_work(url: str, body: dict[str, object], param: str | None, message: str) -> None:
     response = httpx.post(f"{url}/v1/chat/completions", json=body)
     assert response.status_code == 400
     refused = response.json()["error"]

@@ -55,3 +55,5 @@ def test_rewind_reaches_the_server(server: FakeServer, ask: openai.OpenAI) -> No
     say(ask, "one", session_id="s")
     say(ask, "two", session_id="s", session_rewind=1)
     assert server.asked[-1].parameters["session_rewind"] == 1
+    with pytest.raises(openai.NotFoundError):
+        say(ask, "two", session_id="not begun", session_rewind=1)

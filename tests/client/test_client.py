@@ -295,6 +295,7 @@ def test_what_cannot_be_sent_is_refused_before_sending(server: FakeServer, clien
         *(partial(client.chat, messages) for messages in ("Hi", 5, ["Hi"], {"role": "user", "content": "Hi"})),
         *(partial(client.session(system=system).ask, 5) for system in (None, "S")),
         lambda: client.session(id=5).ask("Hi"),  # type: ignore[arg-type]
+        *(partial(client.session(id=name).ask, "Hi") for name in ("0", "cut\0here", "\ud83d", "🐚" * 33)),
     ):
         with pytest.raises(InvalidRequest):
             call()

@@ -59,6 +59,11 @@ def test_each_command_is_one_operation(
     assert server.operations == [{"op": "sessions", "model": "tiny", "admin_key": "k", **operation}]
 
 
+def test_an_id_cannot_change_what_a_terminal_shows(server: FakeServer) -> None:
+    server.admin = lambda operation: {"session": {**IDLE, "session_id": "é\x1b[2J\n"}}
+    assert run(server.target, "show", "é\x1b[2J\n").stdout.splitlines()[1].startswith(r"é\x1b[2J\n ")
+
+
 def test_a_refusal_goes_to_standard_error(server: FakeServer) -> None:
     server.refusal = "[NOT_FOUND] Session not found: it was ended."
     refused = run(server.target, "show", "ada")

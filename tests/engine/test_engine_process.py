@@ -1,6 +1,7 @@
 """The engine as a process behind its link: requests, sessions against transformers, lost front ends, its own end."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,7 @@ def test_sessions_are_listed_with_their_blocks(front_end: FakeFrontEnd) -> None:
     listed = front_end.admin("sessions", limit=1)
     assert listed["sessions"][0]["session_id"] == "listed"
     assert listed["total"] >= 1
+    assert len(front_end.admin("sessions", limit=10**30)["sessions"]) == listed["total"]
     assert front_end.admin("sessions", action="end", session_id="listed") == {"ended": True}
     assert front_end.admin("sessions", action="end", session_id="listed") == {"ended": False}
 
@@ -152,14 +154,16 @@ def test_sessions_are_listed_with_their_blocks(front_end: FakeFrontEnd) -> None:
     ("arguments", "code"),
     [
         ({"action": "rename"}, "INVALID_ARG"),
+        ({"action": ["list"]}, "INVALID_ARG"),
         ({"limit": 0}, "INVALID_ARG"),
+        ({"action": "fork", "session_id": "never begun", "new_session_id": "cut\0here"}, "INVALID_ARG"),
         ({"action": "show", "session_id": "half of a pair: \ud800"}, "INVALID_ARG"),
         ({"action": "show", "session_id": "never begun"}, "NOT_FOUND"),
         ({"action": "fork", "session_id": "never begun"}, "NOT_FOUND"),
     ],
 )
 def test_wrong_operations_on_sessions_are_refused(
-    front_end: FakeFrontEnd, arguments: dict[str, str], code: str
+    front_end: FakeFrontEnd, arguments: dict[str, Any], code: str
 ) -> None:
     with pytest.raises(Refused, match=code):
         front_end.admin("sessions", **arguments)
