@@ -114,6 +114,12 @@ bench-options: $(DEMO_MODEL) ## measure what logprobs, penalties and guided deco
 bench-sessions: $(DEMO_MODEL) ## measure what sessions cost: tiers, idle ones, the store (about 5 minutes)
 	$(BIN)/python -m benchmarks.sessions workspace/model_repository/$(DEMO_NAME) $(ARGS)
 
+.PHONY: bench-aiperf
+bench-aiperf: $(DEMO_GGUF) ## measure limpet-bench's figures beside AIPerf's on one endpoint (about 5 minutes)
+	aiperf=$$($(BIN)/python -m tests.clients.environments aiperf) && \
+	  $(BIN)/python -m limpet.benchmarks.beside_aiperf $(DEMO_GGUF) --aiperf $$aiperf/aiperf $(ARGS)
+	$(BIN)/python -m limpet.benchmarks.table
+
 .PHONY: bench-table
 bench-table: $(ENVIRONMENT) ## write docs/benchmarks.md from benchmarks/results/
 	$(BIN)/python -m benchmarks.table

@@ -10,7 +10,7 @@ from limpet.benchmarks.result import RESULTS, Result
 HEAD = """\
 ## limpet-bench beside AIPerf
 
-`python -m limpet.benchmarks.beside_aiperf`, commit {commit}, {date}, {machine}: both measured the same limpet-api with
+`make bench-aiperf`, commit {commit}, {date}, {machine}: both measured the same limpet-api with
 {model}, {req} requests of {tokens} answer tokens, {concurrency} in flight, in turns; medians of {runs} runs. AIPerf
 counts tokens in the answers' text, and calls time per output token inter-token latency.
 """

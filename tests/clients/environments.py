@@ -1,6 +1,7 @@
 """A virtual environment of its own for each foreign client, kept in .cache/ until its requirements change.
 
 Only the client itself is pinned: what it brings along is what a user's installation would bring today.
+`python -m tests.clients.environments NAME` prints the folder with a client's commands.
 """
 
 import fcntl
@@ -89,3 +90,7 @@ def _glibc() -> tuple[int, ...]:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+if __name__ == "__main__":
+    print(environment(sys.argv[1]))
