@@ -13,6 +13,8 @@ from limpet.webui.responses import SAME, Conversation, changed_list, conversatio
 from limpet.webui.server_watch import ServerWatch
 from limpet.webui.tabs import Tab, Tabs
 
+_BROWSER_COOKIE = "limpet-browser"  # set by page.js
+
 
 class Handlers:
     """The methods return values for the components that page.py names in the same order.
@@ -30,7 +32,7 @@ class Handlers:
         """Outputs: conversation, badge, the controls."""
         tab = self._tab(request, stored)
         newest = next(iter(tab.library.newest_first()), None)
-        if newest is not None and not tab.current.turns():  # else a question was faster than the page
+        if newest is not None:
             tab.show(newest.id)
         sight = await self._watch.look()
         badge = view.badge(sight, request.session_hash or "")
@@ -131,7 +133,7 @@ class Handlers:
         return conversation(tab, text="" if at_turn is None else None)
 
     def _tab(self, request: gr.Request, stored: Any) -> Tab:
-        return self._tabs.open(request.session_hash or "", stored)
+        return self._tabs.open(request.session_hash or "", request.cookies.get(_BROWSER_COOKIE, ""), stored)
 
 
 def _turn(index: int | tuple[int, int]) -> int:

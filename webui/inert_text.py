@@ -3,8 +3,8 @@
 import re
 
 JOINER = "\N{WORD JOINER}"
-"""Invisible; it keeps `<`, `&` and `!` from beginning a tag, an entity or an image, in the text and in code alike.
-page.js takes it out of all that is copied."""
+"""Invisible; it keeps `<`, `&` and `!` from beginning a tag, an entity or an image, in the text and in code alike, and
+tells the dollars around mathematics from other dollars. page.js takes it out of all that is copied or edited."""
 
 _FENCE = r"^ {0,3}(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})[\s\S]*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|(?P<open>\Z))"
 _CODE = r"(?<!`)(?P<ticks>`+)(?!`)(?:(?!\n\n)[\s\S])*?(?<!`)(?P=ticks)(?!`)"
@@ -20,6 +20,7 @@ LATEX_DELIMITERS: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": "\\[", "right": "\\]", "display": True},
     {"left": "\\(", "right": "\\)", "display": False},
+    {"left": f"${JOINER}", "right": f"{JOINER}$", "display": False},
 ]
 
 
@@ -34,7 +35,7 @@ def open_fence(text: str) -> str:
 
 
 def original(text: str) -> str:
-    """The text that `inert` was given, but for its dollars around mathematics."""
+    """The text that `inert` was given."""
     return text.replace(JOINER, "")
 
 
@@ -43,4 +44,4 @@ def _part(match: "re.Match[str]") -> str:
         return match["special"] + JOINER
     if match["code"] or match["fence"]:  # in a list a fence may end before its closing line
         return _SPECIAL.sub(lambda special: special[0] + JOINER, match[0])
-    return rf"\({match['math']}\)" if match["math"] else match[0]
+    return f"${JOINER}{match['math']}{JOINER}$" if match["math"] else match[0]

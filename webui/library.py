@@ -2,17 +2,16 @@
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from limpet.client import SessionState
 from limpet.client.wire import new_id
 
 _VERSION = 1
 _MAX_BYTES = 3_000_000  # a browser gives a site 5 MB, and the stored form is a third longer
-_MAX_BROWSERS = 256
 _TITLE_LENGTH = 48
 
 
@@ -40,15 +39,19 @@ class Record:
         """Give it the time of now, and a title from its first question."""
         self.updated = time.time()
         first = next((str(each["content"]) for each in self.state["transcript"] if each["role"] == "user"), "")
-        title = " ".join(first.split())
-        self.title = title if len(title) <= _TITLE_LENGTH else f"{title[: _TITLE_LENGTH - 1]}…"
+        self.title = title_of(first)
+
+
+def title_of(question: str) -> str:
+    """A conversation's title by its first question: one line, cut to fit the list."""
+    title = " ".join(question.split())
+    return title if len(title) <= _TITLE_LENGTH else f"{title[: _TITLE_LENGTH - 1]}…"
 
 
 class Library:
     """All conversations of one browser, shared by its tabs; of two versions of a conversation the newer one holds."""
 
-    def __init__(self, browser: str) -> None:
-        self.browser = browser
+    def __init__(self) -> None:
         self.records: dict[str, Record] = {}
         self.choices: dict[str, Any] = {}
         self.version = 0  # counts the changes
@@ -91,22 +94,21 @@ class Library:
             if room < 0 and kept:
                 break
             kept.append(entry)
-        return {"version": _VERSION, "browser": self.browser, "choices": self.choices, "conversations": kept}
+        return {"version": _VERSION, "choices": self.choices, "conversations": kept}
 
 
 class Libraries:
-    """The libraries of the browsers seen lately; forgetting one loses nothing, the browser's storage has it all."""
+    """The libraries of the browsers that have a tab open; what the browser has stored begins one anew."""
 
     def __init__(self) -> None:
-        self._by_browser: OrderedDict[str, Library] = OrderedDict()
+        self._by_browser: WeakValueDictionary[str, Library] = WeakValueDictionary()
 
-    def open(self, stored: Any) -> Library:
-        """The library of the browser whose storage holds `stored`; anything unreadable counts as empty."""
-        usable = stored if isinstance(stored, dict) and stored.get("version") == _VERSION else {}
-        browser = usable.get("browser") or new_id()
-        library = self._by_browser.setdefault(browser, Library(browser))
-        self._by_browser.move_to_end(browser)
-        while len(self._by_browser) > _MAX_BROWSERS:
-            self._by_browser.popitem(last=False)
-        library.merge(usable)
+    def open(self, browser: str, stored: Any) -> Library:
+        """The library of that browser, with what its storage holds; anything unreadable there counts as empty.
+
+        `browser` "" stands for one that does not say which it is: its tabs share nothing while they are open.
+        """
+        library = self._by_browser.setdefault(browser or new_id(), Library())
+        if isinstance(stored, dict) and stored.get("version") == _VERSION:
+            library.merge(stored)
         return library

@@ -1,7 +1,15 @@
-// Beside what Gradio does: Esc stops, Enter asks once, copied text is clean, the list starts closed on a phone.
+// Beside what Gradio does: the browser has a name, Esc stops, Enter asks once and not before the page is ready, text to
+// copy or edit is the original, the list starts closed on a phone.
 (() => {
+  // All tabs of the browser share it, also those opened at once: requests carry the one that was set last.
+  if (!document.cookie.includes("limpet-browser=")) {
+    const random = crypto.getRandomValues(new Uint8Array(16));
+    const name = Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
+    document.cookie = `limpet-browser=${name}; SameSite=Strict`;
+  }
+
   const JOINER = /\u2060/g;
-  const NOTE = /\n*<small class="limpet-note">[^<]*<\/small>/g;
+  const NOTE = /\n(?:`{3,}|~{3,})?\n\n<small class="limpet-note">[^<]*<\/small>$/; // as view.py writes it
   const clean = (text) => text.replace(NOTE, "").replace(JOINER, "");
 
   document.addEventListener("keydown", (event) => {
@@ -9,6 +17,24 @@
     const stop = document.querySelector("#limpet-box .stop-button");
     if (stop) stop.click();
   });
+
+  // What is sent before the conversations and choices have arrived waits for them.
+  const arrived = () => document.querySelector("#limpet-list label.selected") !== null;
+  const waitForArrival = new MutationObserver(() => {
+    if (!arrived()) return;
+    waitForArrival.disconnect();
+    document.querySelector("#limpet-box .submit-button")?.click();
+  });
+  const waits = (event) => {
+    if (arrived()) return false;
+    event.preventDefault();
+    event.stopPropagation();
+    waitForArrival.observe(document.documentElement, { attributes: true, childList: true, subtree: true });
+    return true;
+  };
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("#limpet-box .submit-button")) waits(event);
+  }, true);
 
   // The text field is emptied when the server has answered: until then a second Enter would ask the same again.
   const SAME_ENTER_MS = 600;
@@ -18,7 +44,7 @@
     if (isBox(event.target)) sentAt = -Infinity;
   }, true);
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || !isBox(event.target)) return;
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || !isBox(event.target) || waits(event)) return;
     if (event.timeStamp - sentAt < SAME_ENTER_MS) {
       event.preventDefault();
       event.stopPropagation();
@@ -27,12 +53,19 @@
     }
   }, true);
 
+  // The copy buttons too: away from localhost and without TLS they go through a text area.
   document.addEventListener("copy", (event) => {
-    if (event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement) return;
-    const selected = document.getSelection();
-    if (!selected || !selected.toString().includes("\u2060")) return;
-    event.clipboardData.setData("text/plain", clean(selected.toString()));
+    const field = event.target instanceof HTMLTextAreaElement ? event.target : null;
+    const copied = field?.value.slice(field.selectionStart, field.selectionEnd) ?? document.getSelection().toString();
+    if (copied === clean(copied)) return;
+    event.clipboardData.setData("text/plain", clean(copied));
     event.preventDefault();
+  });
+
+  document.addEventListener("focusin", ({ target }) => {
+    if (!(target instanceof HTMLTextAreaElement && target.closest("#limpet-chat"))) return;
+    target.value = clean(target.value);
+    target.dispatchEvent(new Event("input", { bubbles: true }));
   });
 
   // A closed tab ends its answer at once. The page's own address is the base: a proxy may show it under a path.

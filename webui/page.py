@@ -44,7 +44,10 @@ def build_page(tabs: Tabs) -> gr.Blocks:
         settings = controls.components
         shown = [conversation, box, notice, chats, stored, following, version]
         # Without Gradio's queue: it keeps a connection open for each tab, of which a browser allows six in all.
-        plain: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        # And without its checks of what is sent: it refuses with a 500. The handlers take whatever a page holds.
+        plain: dict[str, Any] = {
+            "queue": False, "preprocess": False, "show_progress": "hidden", "api_visibility": "private",
+        }  # fmt: skip
         shows: dict[str, Any] = {**plain, "outputs": shown, "trigger_mode": "multiple"}
         box.submit(handlers.submit, [box, chats, stored, *settings], **shows)
         box.stop(handlers.stop, [chats, stored], **shows)

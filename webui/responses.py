@@ -49,7 +49,7 @@ def conversation(tab: Tab, notice: str = "", text: str | None = None) -> Convers
 
 def changed_list(tab: Tab) -> Any:
     """The list of conversations; nothing if the page has it already."""
-    rows = view.titles(tab.library, tab.current)
+    rows = view.titles(tab)
     listed = (rows, tab.current.record.id)
     if tab.listed == listed:
         return gr.skip()

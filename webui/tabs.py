@@ -93,10 +93,10 @@ class Tabs:
         """
         return self._client.for_model(model) if model else self._client
 
-    def open(self, hash: str, stored: Any) -> Tab:
+    def open(self, hash: str, browser: str, stored: Any) -> Tab:
         """The tab of that hash; a new one is given what its browser has stored."""
         if hash not in self._tabs:
-            self._tabs[hash] = Tab(self, self._libraries.open(stored))
+            self._tabs[hash] = Tab(self, self._libraries.open(browser, stored))
         self._tabs[hash].heard_at = time.monotonic()
         return self._tabs[hash]
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from limpet.webui.chat import Chat, ShownTurn
 from limpet.webui.inert_text import inert, open_fence
-from limpet.webui.library import Library
+from limpet.webui.library import title_of
 from limpet.webui.server_watch import Sight
+from limpet.webui.tabs import Tab
 
 _LABELS = {"connected": "connected", "busy": "busy", "away": "server away"}
 _WAITING = '<span class="limpet-waiting" aria-label="waiting for the answer"></span>'
@@ -32,12 +33,16 @@ def notice(text: str) -> str:
     return f'<div class="limpet-notice" role="alert">{html.escape(text)}</div>' if text else ""
 
 
-def titles(library: Library, current: Chat) -> list[tuple[str, str]]:
-    """The list of conversations, newest first: title and id."""
-    rows = [(record.title or "New chat", record.id) for record in library.newest_first()]
-    if current.record.id not in library.records:
-        rows.insert(0, ("New chat", current.record.id))
-    return rows
+def titles(tab: Tab) -> list[tuple[str, str]]:
+    """The list of conversations, newest first: title and id; also those whose first answer is on its way."""
+    records = tab.library.newest_first()
+    new = [chat for id, chat in tab.chats.items() if id not in tab.library.records]
+    rows = [(_first_question(chat), chat.record.id) for chat in reversed(new) if chat.is_running or chat is tab.current]
+    return [(title or "New chat", id) for title, id in [*rows, *((record.title, record.id) for record in records)]]
+
+
+def _first_question(chat: Chat) -> str:
+    return next((title_of(turn.question) for turn in chat.turns()), "")
 
 
 def _pair(turn: ShownTurn, is_running: bool) -> list[dict[str, Any]]:

@@ -76,8 +76,12 @@ class ChatPage:
         """Until the last answer contains `text`."""
         self.until(lambda: any(text in answer for answer in self.answers()[-1:]))
 
-    def stop(self) -> None:
+    def stop(self) -> float:
+        """Click the square; returns the moment of the click, in seconds since 1970."""
+        note = "() => { window.clickedAt = Date.now() / 1000 }"
+        self.page.evaluate(f"document.addEventListener('click', {note}, {{ capture: true, once: true }})")
         self.stop_button.click()
+        return float(self.page.evaluate("window.clickedAt"))
 
     def set_sampling(self, temperature: str, seed: str) -> None:
         """Open the sidebar's sampling and set these."""

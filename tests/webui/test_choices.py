@@ -1,9 +1,10 @@
 """What a person sets on the page, and what the server says; against a fake server that tells what it was asked."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.client.fake_server import Asked, FakeServer, error, fake_server
 from tests.client.session_server import SessionServer
@@ -63,12 +64,68 @@ def test_sampling_system_prompt_and_seed_reach_the_server_and_are_remembered(
     assert last_turn(server).parameters["sequence_start"] is False
 
 
+def test_numbers_that_a_person_is_still_typing_or_that_are_too_large_do_no_harm(
+    fake_page: ChatPage, server: FakeServer
+) -> None:
+    page = fake_page
+    page.set_sampling(temperature="9", seed="")
+    limit = page.page.get_by_label("number input for Longest answer")
+    for typed, remains in (("", "0"), ("20000", "8192")):
+        with page.page.expect_response(lambda response: "/run/" in response.url):
+            limit.fill(typed)
+        limit.blur()
+        expect(limit).to_have_value(remains)
+    page.ask("hi")
+    assert last_turn(server).options["temperature"] == 2.0
+    assert last_turn(server).options["max_tokens"] == 8192
+
+
+def test_what_is_sent_before_the_page_is_ready_waits_for_it(fake_page: ChatPage, server: FakeServer) -> None:
+    page = fake_page
+    page.page.get_by_label("System prompt").fill("Be brief.")
+    page.ask("a")
+    loading: list[Route] = []
+
+    def hold_load(route: Route) -> None:
+        if not loading and len(route.request.post_data_json["data"]) == 1:
+            loading.append(route)
+        else:
+            route.continue_()
+
+    page.page.route("**/run/**", hold_load)
+    page.page.reload()
+    page.send("early")
+    page.until(lambda: bool(loading))
+    expect(page.box).to_have_value("early")
+    loading[0].continue_()
+    page.until(lambda: page.answers() == ["<a>", "<early>"])
+    expect(page.box).to_have_value("")
+    assert last_turn(server).parameters["sequence_start"] is False  # it went on where "a" had ended
+    page.page.unroute_all(behavior="ignoreErrors")
+
+
+def test_an_answer_that_leaves_its_code_open_has_its_counts_outside_and_is_copied_as_written(
+    fake_page: ChatPage, server: FakeServer
+) -> None:
+    page = fake_page
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    written = "Look:\n```python\nx = [1]\n"
+    kept = SessionServer()
+    kept.reply = lambda question: written
+    server.answer, server.admin = kept.answer, kept.admin
+    page.ask("a")
+    expect(page.page.locator("#limpet-chat pre")).to_have_text("x = [1]")
+    expect(page.notes).to_have_text(re.compile(r"^\d+ tokens · \d+ in, \d+ cached · first after .* s · .* tokens/s$"))
+    page.page.get_by_label("Copy message").last.click()
+    page.until(lambda: page.page.evaluate("navigator.clipboard.readText()") == written)
+
+
 def test_a_seed_that_is_no_number_is_said(fake_page: ChatPage, server: FakeServer) -> None:
     page = fake_page
     page.page.get_by_role("button", name="Sampling").click()
     page.page.get_by_label("Seed").fill("x")
     page.send("hi")
-    expect(page.notice).to_contain_text("seed is 'x'")
+    expect(page.notice).to_contain_text("The seed must be a whole number")
     expect(page.box).to_have_value("hi")
 
 

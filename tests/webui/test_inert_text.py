@@ -24,7 +24,7 @@ from limpet.webui.inert_text import JOINER, inert, original
         ("PATH=$HOME/bin:$PATH", "PATH=$HOME/bin:$PATH"),
         ("text ```<b>``` text", "text ```<·b>``` text"),
         ("$$a<b$$ \\(a<b\\) \\[a<b\\]", "$$a<b$$ \\(a<b\\) \\[a<b\\]"),
-        ("inline $x^2$ here", "inline \\(x^2\\) here"),
+        ("inline $x^2$ here", "inline $·x^2·$ here"),
         ("$5 and $10, 5 $ and 6 $", "$5 and $10, 5 $ and 6 $"),
         ("`$PATH` and `$HOME`", "`$PATH` and `$HOME`"),
     ],
@@ -34,8 +34,8 @@ def test_tags_entities_and_images_lose_their_meaning_outside_code(text: str, sho
 
 
 @given(st.text(alphabet="<>&!`~$\\[]() \nab1/"))
-def test_only_joiners_are_added_but_for_mathematics(text: str) -> None:
-    assert original(inert(text)).replace("\\(", "$").replace("\\)", "$") == text.replace("\\(", "$").replace("\\)", "$")
+def test_the_original_text_comes_back(text: str) -> None:
+    assert original(inert(text)) == text
 
 
 @pytest.mark.timeout(60)

@@ -25,18 +25,26 @@ def stored(library: Library) -> Any:
 
 
 def test_what_is_stored_comes_back_in_a_new_server() -> None:
-    library = Libraries().open(None)
+    library = Libraries().open("b", None)
     library.choices = {"seed": "7"}
     library.put(record("one", "  A question\nover two lines  "))
-    again = Libraries().open(stored(library))
-    assert again.browser == library.browser
+    again = Libraries().open("b", stored(library))
     assert again.choices == {"seed": "7"}
     assert again.records == library.records
     assert again.records["one"].title == "A question over two lines"
 
 
+def test_tabs_of_one_browser_share_a_library_from_the_start() -> None:
+    libraries = Libraries()
+    mine, also_mine, theirs = (libraries.open(browser, None) for browser in ("mine", "mine", "theirs"))
+    mine.put(record("one"))
+    assert also_mine.records == mine.records
+    assert theirs.records == {}
+    assert libraries.open("", None).records == libraries.open("", None).records == {}
+
+
 def test_of_two_versions_the_newer_one_holds() -> None:
-    library = Library("b")
+    library = Library()
     library.put(record("one", "newer"))
     library.merge({"conversations": [{**stored(library)["conversations"][0], "updated": 1.0, "title": "older"}]})
     assert library.records["one"].title == "newer"
@@ -45,7 +53,7 @@ def test_of_two_versions_the_newer_one_holds() -> None:
 
 
 def test_a_deleted_conversation_does_not_come_back_from_another_tab() -> None:
-    library = Library("b")
+    library = Library()
     library.put(record("one"))
     other_tab = stored(library)
     library.delete("one")
@@ -54,13 +62,13 @@ def test_a_deleted_conversation_does_not_come_back_from_another_tab() -> None:
 
 
 def test_conversations_without_a_turn_are_not_kept() -> None:
-    library = Library("b")
+    library = Library()
     library.put(Record())
     assert library.records == {}
 
 
 def test_the_oldest_conversations_leave_a_full_storage() -> None:
-    library = Library("b")
+    library = Library()
     for number in range(8):
         library.put(record(str(number), "x" * 500_000))
         library.records[str(number)].updated = float(number)
@@ -70,7 +78,7 @@ def test_the_oldest_conversations_leave_a_full_storage() -> None:
 
 def test_unreadable_storage_counts_as_empty() -> None:
     for value in (None, "x", [], {"version": 99, "conversations": 3}):
-        assert Libraries().open(value).records == {}
+        assert Libraries().open("b", value).records == {}
 
 
 def test_another_system_prompt_moves_the_turns_and_begins_a_new_session() -> None:

@@ -51,11 +51,11 @@ def test_a_closed_tabs_session_ends_after_the_grace_time_unless_it_was_only_refr
     tabs, server = served
 
     async def scenario() -> None:
-        refreshed, closed = tabs.open("before", None), tabs.open("other browser's", None)
+        refreshed, closed = tabs.open("before", "mine", None), tabs.open("closed", "theirs", None)
         kept, ended = await ask(tabs, refreshed), await ask(tabs, closed)
         await tabs.close("before")
-        await tabs.close("other browser's")
-        tabs.open("after", refreshed.store()).show(refreshed.current.record.id)
+        await tabs.close("closed")
+        tabs.open("after", "mine", refreshed.store()).show(refreshed.current.record.id)
         await until(lambda: ended not in server.sessions)  # its time ran out last
         assert kept in server.sessions
 
@@ -68,9 +68,9 @@ def test_a_tab_ends_its_session_of_a_conversation_that_goes_on_in_another_tab(
     tabs, server = served
 
     async def scenario() -> None:
-        one = tabs.open("one", None)
+        one = tabs.open("one", "mine", None)
         first = await ask(tabs, one)
-        other = tabs.open("other", one.store())
+        other = tabs.open("other", "mine", one.store())
         conversation = one.current.record.id
         other.show(conversation)
         second = await ask(tabs, other)
@@ -89,8 +89,8 @@ def test_a_tab_that_vanished_without_a_word_counts_as_closed(served: tuple[Tabs,
         return not server.sessions
 
     async def scenario() -> None:
-        await ask(tabs, tabs.open("crashed", None))
-        tabs.open("other", None)
+        await ask(tabs, tabs.open("crashed", "mine", None))
+        tabs.open("other", "mine", None)
         await until(other_tab_speaks)
 
     run(scenario())
