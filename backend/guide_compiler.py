@@ -17,6 +17,8 @@ import numpy as np
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.core import RequestError
 from limpet.backend.detokenizer import DetokenizerFactory
+from limpet.backend.json_grammar import json_grammar
+from limpet.backend.regex_grammar import whole_text_grammar
 from limpet.backend.sampling_params import Guide
 from limpet.backend.staging import Array
 from limpet.backend.token_masks import WORD_BITS
@@ -29,16 +31,6 @@ logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 2  # a guide that takes long does not hold up all others
 _CACHE_BYTES = 256 << 20  # of compiled grammars
-_MAX_WHITESPACE = 20  # between JSON's tokens: small models can go on with it for ever
-# A character of a string with minLength or maxLength, as xgrammar 0.2.9 writes it: no escapes, but control characters,
-# which JSON forbids (mlc-ai/xgrammar#800).
-_BOUNDED_CHARACTER = re.compile(r"""^(\w+) ::= \(\(\[\^\\"\\\\\\r\\n\]\)\)$""", re.MULTILINE)
-_JSON_CHARACTER = r"""
-limpet_character ::= [^\0-\x1f\"\\] | "\\" [\"\\/bfnrt] | "\\u" limpet_code_point
-limpet_code_point ::= [0-9A-CEFa-cef] limpet_hex{3} | [Dd] [0-7] limpet_hex{2} | limpet_surrogates
-limpet_surrogates ::= [Dd] [89ABab] limpet_hex{2} "\\u" [Dd] [C-Fc-f] limpet_hex{2}
-limpet_hex ::= [0-9A-Fa-f]
-"""
 _PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?")
 
 
@@ -118,11 +110,13 @@ class GuideCompiler:
     def _compile(self, guide: Guide) -> "xgrammar.CompiledGrammar":
         compiler = self._loaded()
         try:
-            if guide.kind == "json_schema":
-                return compiler.compile_grammar(_json_grammar(guide.source))
-            if guide.kind == "regex":
-                return compiler.compile_regex(guide.source)
-            return compiler.compile_grammar(guide.source)
+            match guide.kind:
+                case "json_schema":
+                    return compiler.compile_grammar(json_grammar(guide.source))
+                case "regex":
+                    return compiler.compile_grammar(whole_text_grammar(guide.source))
+                case "grammar":
+                    return compiler.compile_grammar(guide.source)
         except (RuntimeError, ValueError) as error:
             reason = _PLACE_IN_SOURCE.sub("", str(error)).strip().split("\n")[0].rstrip(".")
             raise RequestError("INVALID_ARG", f"The {guide.kind} cannot be followed: {reason}.") from None
@@ -142,12 +136,3 @@ class GuideCompiler:
             vocabulary, xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=self._end_ids
         )
         return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
-
-
-def _json_grammar(schema: str) -> "xgrammar.Grammar":
-    """A schema's grammar; its strings of bounded length hold characters as JSON writes them."""
-    import xgrammar
-
-    grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=_MAX_WHITESPACE)
-    text, num_bounded = _BOUNDED_CHARACTER.subn(r"\1 ::= limpet_character", str(grammar))
-    return xgrammar.Grammar.from_ebnf(text + _JSON_CHARACTER) if num_bounded else grammar

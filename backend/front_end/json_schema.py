@@ -4,14 +4,21 @@ The grammar compiler (xgrammar) passes over what it cannot express, and some sch
 refused here, with the place: an answer that comes back follows its schema. Only what the root reaches counts.
 """
 
-from collections.abc import Iterator, Mapping, Set
+import math
+from collections.abc import Mapping, Set
 from typing import Any
 
+from limpet.backend import schema_tree
 from limpet.backend.front_end.errors import RequestError
+from limpet.backend.front_end.object_schema import check_names
 from limpet.backend.front_end.option_values import shown
+from limpet.backend.regex_grammar import json_string_expression
 
 _MAX_DEPTH = 64  # the compiler's time grows faster than the depth
 _MAX_MULTIPLE = 1024
+_MAX_EXACT = 2**53  # the compiler reads bounds of numbers as floats, and compares six decimals
+_MAX_INT64 = 2**63 - 1
+_PAIRS = (("minItems", "maxItems"), ("minLength", "maxLength"), ("minProperties", "maxProperties"))
 _RANGE = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _LENGTH = frozenset({"minLength", "maxLength"})
 _NUMBER = _RANGE | {"multipleOf"}
@@ -37,6 +44,7 @@ _BY_TYPE: dict[str, frozenset[str]] = {
 }
 _ASSERTIONS = frozenset({"type"}).union(*_BY_TYPE.values())
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")  # what stands beside them would be passed over
+_COUNTS = frozenset(name for pair in _PAIRS for name in pair)
 _UNSUPPORTED = (
     *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
     *("contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
@@ -53,7 +61,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 _SHAPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("properties", "patternProperties"), (dict,)),
     **dict.fromkeys(("required", "prefixItems", "enum", "anyOf", "oneOf", "allOf"), (list,)),
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), (int,)),
+    **dict.fromkeys(_COUNTS, (int,)),
     **dict.fromkeys(_NUMBER, (int, float)),
     **dict.fromkeys(("pattern", "format"), (str,)),
 }
@@ -64,7 +72,7 @@ def check_schema(schema: Any) -> None:
     checker = _Checker(schema)
     checker.check(schema, "#", 0)
     if not checker.is_finite():
-        raise RequestError("The JSON schema cannot be fulfilled: it requires an object inside itself without end.")
+        raise RequestError("The JSON schema cannot be fulfilled: what it requires is ruled out or has no end.")
 
 
 class _Checker:
@@ -89,8 +97,9 @@ class _Checker:
             if reference not in self._targets:
                 target = self._targets[reference] = self._target(reference)
                 self.check(target, reference, depth + 1)
-        for name, child in _children(schema):
-            self.check(child, f"{place}/{name}", depth + 1)
+        for name, child in schema_tree.children(schema):
+            is_names = name == "propertyNames" and isinstance(child, Mapping)
+            self.check({"type": "string", **child} if is_names else child, f"{place}/{name}", depth + 1)
 
     def is_finite(self) -> bool:
         """Whether some finite text fulfils the checked schema."""
@@ -100,13 +109,10 @@ class _Checker:
         return _is_finite(self._root, finite)
 
     def _target(self, reference: str) -> Any:
-        target = self._root
-        for part in reference.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(target, Mapping) or name not in target:
-                raise RequestError(f"The JSON schema has nothing at {reference}.")
-            target = target[name]
-        return target
+        try:
+            return schema_tree.target(self._root, reference)
+        except KeyError:
+            raise RequestError(f"The JSON schema has nothing at {reference}.") from None
 
 
 def _is_finite(schema: Any, finite: Set[str]) -> bool:
@@ -125,7 +131,7 @@ def _is_finite(schema: Any, finite: Set[str]) -> bool:
 
 def _check_keywords(schema: Mapping[str, Any], place: str) -> None:
     for name in _SHAPES.keys() & schema.keys():
-        if not isinstance(schema[name], _SHAPES[name]):
+        if not isinstance(schema[name], _SHAPES[name]) or isinstance(schema[name], bool):
             raise RequestError(f"{name} of the JSON schema at {place} is {shown(schema[name])}, of a wrong type.")
     if not all(isinstance(name, str) for name in schema.get("required", ())):
         raise RequestError(f"required of the JSON schema at {place} must be a list of names.")
@@ -134,6 +140,9 @@ def _check_keywords(schema: Mapping[str, Any], place: str) -> None:
         unsupported.append("uniqueItems")
     if unsupported:
         raise RequestError(f"{unsupported[0]} of the JSON schema at {place} is not supported.")
+    _check_counts(schema, place)
+    for pattern in [schema[name] for name in ("pattern",) if name in schema] + [*schema.get("patternProperties", ())]:
+        _check_pattern(pattern, place)
     alone = [name for name in _ALONE if name in schema]
     if alone:
         _check_alone(schema, alone, place)
@@ -141,7 +150,27 @@ def _check_keywords(schema: Mapping[str, Any], place: str) -> None:
         _check_types(schema, place)
 
 
+def _check_counts(schema: Mapping[str, Any], place: str) -> None:
+    for name in sorted(_COUNTS & schema.keys()):
+        if schema[name] < 0:
+            raise RequestError(f"{name} of the JSON schema at {place} is {schema[name]}; allowed: from 0.")
+    for low, high in _PAIRS:
+        if schema.get(low, 0) > schema.get(high, math.inf):
+            raise RequestError(f"The JSON schema at {place} cannot be fulfilled: {low} is more than {high}.")
+
+
+def _check_pattern(pattern: str, place: str) -> None:
+    try:
+        json_string_expression(pattern)
+    except ValueError as error:
+        raise RequestError(
+            f"The pattern {shown(pattern)} of the JSON schema at {place} cannot be followed: {error}."
+        ) from None
+
+
 def _check_alone(schema: Mapping[str, Any], alone: list[str], place: str) -> None:
+    if not all(_is_exact(value) for value in (schema.get("enum", ()), schema.get("const"))):
+        raise RequestError(f"{alone[0]} of the JSON schema at {place} holds a number beyond 64 bits.")
     beside = [*alone[1:], *sorted(_ASSERTIONS & schema.keys())]
     if alone[0] in ("enum", "const") and beside == ["type"] and _all_of_type(schema, _types(schema, place)):
         return
@@ -160,6 +189,21 @@ def _all_of_type(schema: Mapping[str, Any], names: list[str]) -> bool:
     return all(isinstance(each, types) and (not isinstance(each, bool) or "boolean" in names) for each in values)
 
 
+def _is_exact(value: Any) -> bool:
+    """Whether the compiler writes all numbers in a value as they are."""
+    match value:
+        case dict():
+            return all(_is_exact(each) for each in value.values())
+        case list():
+            return all(_is_exact(each) for each in value)
+        case int():
+            return -_MAX_INT64 <= value <= _MAX_INT64
+        case float():
+            return math.isfinite(value)
+        case _:
+            return True
+
+
 def _check_types(schema: Mapping[str, Any], place: str) -> None:
     types = _types(schema, place)
     asserted = sorted(_ASSERTIONS & schema.keys())
@@ -169,6 +213,8 @@ def _check_types(schema: Mapping[str, Any], place: str) -> None:
     if len(shapes) > 1:
         raise RequestError(f"{shapes[1]} beside {shapes[0]} of the JSON schema at {place} is not supported.")
     _check_multiple(schema, types, place)
+    _check_range(schema, types, place)
+    check_names(schema, place)
     undeclared = [name for name in schema.get("required", ()) if name not in schema.get("properties", {})]
     if undeclared:
         raise RequestError(f"The JSON schema at {place} requires {undeclared[0]!r}, which its properties lack.")
@@ -197,17 +243,12 @@ def _check_multiple(schema: Mapping[str, Any], types: list[str], place: str) -> 
         raise RequestError(f"multipleOf of the JSON schema at {place} is supported {allowed}.")
 
 
-def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas directly inside one, with their places."""
-    for name in ("properties", "patternProperties"):
-        for key, child in schema.get(name, {}).items():
-            yield f"{name}/{key}", child
-    for name in ("additionalProperties", "propertyNames", "unevaluatedProperties", "items", "unevaluatedItems"):
-        if name in schema:
-            yield name, schema[name]
-    for name in ("prefixItems", "anyOf", "oneOf", "allOf"):
-        for index, child in enumerate(schema.get(name, ())):
-            yield f"{name}/{index}", child
+def _check_range(schema: Mapping[str, Any], types: list[str], place: str) -> None:
+    for name in sorted(_RANGE & schema.keys()) if "number" in types else ():
+        bound = schema[name]
+        if not abs(bound) <= _MAX_EXACT or round(bound, 6) != bound:
+            allowed = f"up to {_MAX_EXACT} with up to six decimals"
+            raise RequestError(f"{name} of the JSON schema at {place} is {bound}; allowed: numbers {allowed}.")
 
 
 def _required(schema: Mapping[str, Any]) -> list[Any]:

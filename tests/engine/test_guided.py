@@ -135,7 +135,7 @@ def test_a_complete_form_ends_the_answer_though_end_ids_are_ignored(engine: Loca
 @pytest.mark.parametrize(
     ("kind", "source", "reason"),
     [
-        ("regex", "[", "Unclosed"),
+        ("regex", "[", "a set does not end"),
         ("grammar", "root ::= missing", "missing"),
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
         ("grammar", 'root ::= root "a"', "No token is left"),

@@ -64,6 +64,7 @@ def test_text_and_empty_forms_ask_for_nothing() -> None:
         ({"type": "json_schema"}, "json_schema"),
         ({"type": "json_schema", "json_schema": SCHEMA}, "schema"),
         ({"type": "json_schema", "json_schema": {"schema": "{"}}, "valid JSON"),
+        ({"type": "json_schema", "json_schema": {"schema": False}}, "cannot be fulfilled"),
         ({"type": "regex", "regex": ""}, "regex"),
         ({"type": "regex", "regex": "a" * 100_001}, "100000"),
         ({"type": "choice", "choice": []}, "choice"),
@@ -123,6 +124,24 @@ def nested(depth: int) -> dict[str, Any]:
         ({"$ref": "#/$defs/a"}, "nothing at #/$defs/a"),
         (nested(65), "deeper"),
         ({"anyOf": []}, "empty"),
+        ({"type": "string", "pattern": "a\\bc"}, "at # cannot be followed: word boundaries"),
+        ({"type": "object", "patternProperties": {"^a": {}, "b$": {}}}, "one pattern"),
+        ({"type": "object", "patternProperties": {"(": {}}}, "cannot be followed"),
+        (
+            {"type": "object", "patternProperties": {"^a": {}}, "additionalProperties": {}},
+            "additionalProperties beside",
+        ),
+        ({"type": "object", "patternProperties": {"^a": {}}, "properties": {"b": {}}}, "properties beside"),
+        ({"type": "object", "propertyNames": {"maxLength": 3}, "properties": {"b": {}}}, "properties beside"),
+        ({"type": "object", "propertyNames": {"enum": ["a", 1]}}, "only be strings"),
+        ({"type": "object", "propertyNames": {"anyOf": [{"const": "a"}], "maxLength": 3}}, "anyOf"),
+        ({"type": "object", "propertyNames": True}, "an object with one of"),
+        ({"type": "object", "minProperties": 2}, "up to 1"),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": {}, "minProperties": 2}, "up to 1"),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "wrong type"),
+        ({"type": "array", "minItems": -1}, "allowed: from 0"),
+        ({"type": "number", "minimum": 0.12345678}, "six decimals"),
+        ({"const": {"a": [2**63]}}, "64 bits"),
     ],
 )
 def test_schemas_that_would_be_followed_in_part_are_refused(schema: Any, word: str) -> None:
@@ -138,6 +157,10 @@ def test_schemas_that_would_be_followed_in_part_are_refused(schema: Any, word: s
         {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}},
         {"type": "object", "properties": {"a": False}, "required": ["a"]},
         twice_each(28, {"$ref": "#/$defs/d0"}),
+        {"type": "array", "items": False, "minItems": 1},
+        {"type": "array", "prefixItems": [{}, False], "minItems": 2},
+        {"anyOf": [False]},
+        {"type": "string", "minLength": 3, "maxLength": 2},
     ],
 )
 def test_schemas_that_no_text_can_fulfil_are_refused(schema: Any) -> None:
@@ -153,6 +176,9 @@ def test_schemas_that_no_text_can_fulfil_are_refused(schema: Any) -> None:
         nested(60),
         twice_each(28, {"type": "null"}),
         {"$defs": {"unused": {"not": {}}}, "type": "integer"},
+        {"type": "array", "items": False},
+        {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"$ref": "#"}},
+        {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2},
     ],
 )
 def test_recursive_schemas_with_an_end_are_followed(schema: Any) -> None:
