@@ -62,19 +62,23 @@ def _parse() -> argparse.Namespace:
 
 
 def _tiers(options: argparse.Namespace) -> list[Result]:
-    """The device holds the longest history and one turn: a prompt of that length takes all of its blocks."""
-    longest = max(options.histories) + (options.runs + 3) * (NEW_TOKENS + ANSWER_TOKENS)
+    """The device holds the history and its turns: a prompt of that length takes all of their blocks."""
     block_bytes = _block_bytes(options)
-    num_blocks = -(-longest // 64) + 1
-    settings: dict[str, Any] = {"cache_bytes": num_blocks * block_bytes, "session_len": longest, "max_batch_size": 1}
     lines = []
-    for host_blocks, tiers in ((2 * num_blocks, ("on the device", "in host memory")), (0, ("given up",))):
-        with LocalEngine(
-            options.model, _config(options, host_cache_bytes=host_blocks * block_bytes, **settings)
-        ) as local:
-            for history in track(options.histories, description="Returns"):
+    for history in track(options.histories, description="Returns"):
+        longest = history + (options.runs + 3) * (NEW_TOKENS + ANSWER_TOKENS)
+        num_blocks = -(-longest // 64) + 1
+        for host_blocks, tiers in ((2 * num_blocks, ("on the device", "in host memory")), (0, ("given up",))):
+            config = _config(
+                options,
+                cache_bytes=num_blocks * block_bytes,
+                host_cache_bytes=host_blocks * block_bytes,
+                session_len=longest,
+                max_batch_size=1,
+            )
+            with LocalEngine(options.model, config) as local:
                 lines += [_return(options, local, history, tier, longest) for tier in tiers]
-    return sorted(lines, key=lambda line: line.in_tok or 0)
+    return lines
 
 
 def _return(options: argparse.Namespace, local: LocalEngine, history: int, tier: str, longest: int) -> Result:
