@@ -124,6 +124,13 @@ NO_OPS = (
     NoOp("return_context_logits", (False,)),
     NoOp("return_generation_logits", (False,)),
     NoOp("return_perf_metrics", (False,)),
+    NoOp("skip_reading_prefix_cache", (False,)),
+    NoOp("stream_interval", (1,)),
+    NoOp("routed_experts_prompt_start", (0,)),
+    NoOp("thinking_token_budget", (-1,)),
+    NoOp("extra_args", ({},)),
+    NoOp("skip_clone", None),
+    NoOp("output_text_buffer_length", None),
 )
 # Request parameters that are none of ours: Triton's own and what some clients send besides.
 IGNORED_PARAMETERS = frozenset({"id", "Streaming", "priority", "timeout", "binary_data_output"})
