@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from limpet.benchmarks import result
+from limpet.benchmarks.arguments import count, new_file, rate
 from limpet.benchmarks.conversations import WorkloadError, sharegpt_file
 from limpet.benchmarks.load_generator import LoadGenerator
 from limpet.benchmarks.result import Part, Result
@@ -30,6 +31,7 @@ from limpet.benchmarks.targets import Connection, ServedModel, Target, TargetErr
 from limpet.benchmarks.timing import Run, with_figures
 from limpet.benchmarks.workload import Request, arrival_times, digest, sharegpt, uniform
 from limpet.client import LimpetError
+from limpet.client.wire import new_id
 
 SHAREGPT_TOKENS = (236, 215)  # of a request, on average
 
@@ -117,7 +119,7 @@ def _measure_all(
     measurements = []
     with closing(LoadGenerator(target, options.processes, keep_failures=True)) as generator:
         for _ in range(options.warm_up):
-            generator.run(requests[:1], 1)
+            generator.run(_salted(requests[:1]), 1)
         for load in loads:
             measurements.append(_measure(load, generator, requests))
             line = msgspec.structs.replace(base, rate=load.rate, concurrency=load.concurrency)
@@ -127,7 +129,7 @@ def _measure_all(
 
 
 def _measure(load: Load, generator: LoadGenerator, requests: list[Request]) -> Measurement:
-    run = load.run(generator, requests, load.label)
+    run = load.run(generator, _salted(requests), load.label)
     answered = [answer for answer in run.answers if not answer.error]
     failures = [answer.error for answer in run.answers if answer.error]
     if failures:
@@ -135,6 +137,12 @@ def _measure(load: Load, generator: LoadGenerator, requests: list[Request]) -> M
     if not answered:
         raise TargetError("No request was answered.")
     return Measurement(load, Run(answered, run.wall_s), len(failures))
+
+
+def _salted(requests: list[Request]) -> list[Request]:
+    """The requests as nobody sent them before: a prefix cache knows none of them from an earlier measurement."""
+    salt = new_id()
+    return [replace(request, cache_salt=salt) for request in requests]
 
 
 def _part(options: argparse.Namespace) -> Part:
@@ -149,18 +157,24 @@ def _parser() -> argparse.ArgumentParser:
     add("target", metavar="TARGET", help="HOST:PORT (gRPC) or http://HOST:PORT (OpenAI's API)")
     add("--model", help="needed if the server has several")
     add("--key", default="", help="Bearer key of the endpoint")
-    add("--num-requests", type=int, default=1000, help="default: %(default)s")
+    add("--num-requests", type=count, default=1000, help="default: %(default)s")
     workload = parser.add_mutually_exclusive_group()
     workload.add_argument("--sharegpt", type=Path, metavar="FILE", help="conversations in ShareGPT's JSON form")
-    workload.add_argument("--input-len", type=int, metavar="N", help="prompts of N tokens each")
-    add("--output-len", type=int, default=128, metavar="N", help="answers with --input-len (default: %(default)s)")
-    add("--vocab-size", type=int, help="ids are drawn from so many (default: what the server says)")
+    workload.add_argument("--input-len", type=count, metavar="N", help="prompts of N tokens each")
+    add(
+        "--output-len",
+        type=count,
+        default=128,
+        metavar="N",
+        help="answers with --input-len (default: %(default)s)",
+    )
+    add("--vocab-size", type=count, help="ids are drawn from so many (default: what the server says)")
     pace = parser.add_mutually_exclusive_group()
-    pace.add_argument("--rate", type=float, nargs="+", default=[], metavar="R", help="requests a second")
-    pace.add_argument("--concurrency", type=int, default=256, metavar="N", help="in flight (default: %(default)s)")
-    add("--processes", type=int, default=4, help="of the load generator (default: %(default)s)")
+    pace.add_argument("--rate", type=rate, nargs="+", default=[], metavar="R", help="requests a second")
+    pace.add_argument("--concurrency", type=count, default=256, metavar="N", help="in flight (default: %(default)s)")
+    add("--processes", type=count, default=4, help="of the load generator (default: %(default)s)")
     add("--warm-up", type=int, default=1, metavar="N", help="requests before the measurement (default: %(default)s)")
     add("--engine", default="limpet", help="name of what is measured, for the JSON lines")
-    add("--output", type=Path, metavar="FILE", help="JSON lines (default: benchmarks/results/, or here)")
-    add("--plot", type=Path, metavar="FILE.png", help="draw TTFT, ITL, and throughput against rate")
+    add("--output", type=new_file, metavar="FILE", help="JSON lines (default: benchmarks/results/, or here)")
+    add("--plot", type=new_file, metavar="FILE.png", help="draw TTFT, ITL, and throughput against rate")
     return parser

@@ -18,12 +18,14 @@ def serving_table(run: Run, num_failed: int, title: str) -> Table:
     table = Table("Serving Benchmark Result", title, box=SIMPLE)
     table.columns[1].justify = "right"
     num_input = sum(answer.num_input_tokens for answer in run.answers)
+    num_cached = sum(answer.num_cached_tokens for answer in run.answers)
     num_output = sum(answer.num_output_tokens for answer in run.answers)
     rows: list[tuple[str, float, str]] = [
         ("Successful requests", len(run.answers), "d"),
         ("Failed requests", num_failed, "d"),
         ("Benchmark duration (s)", run.wall_s, ".2f"),
         ("Total input tokens", num_input, "d"),
+        ("Of them from the prefix cache", num_cached, "d"),
         ("Total generated tokens", num_output, "d"),
         ("Request throughput (req/s)", len(run.answers) / run.wall_s, ".2f"),
         ("Input token throughput (tok/s)", num_input / run.wall_s, ".2f"),

@@ -75,6 +75,7 @@ class GrpcConnection:
                 max_tokens=request.num_output_tokens,
                 temperature=0.0,
                 ignore_eos=True,
+                cache_salt=request.cache_salt,
             ) as stream:
                 for chunk in stream:
                     if chunk.num_output_tokens:
@@ -111,7 +112,7 @@ class HttpConnection:
         self._of_thread = threading.local()
 
     def answer(self, request: Request) -> Answer:
-        body = {
+        body: dict[str, Any] = {
             "model": self._model,
             "prompt": request.prompt,
             "max_tokens": request.num_output_tokens,
@@ -121,6 +122,8 @@ class HttpConnection:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "return_token_ids": True,
         }
+        if request.cache_salt:  # vLLM's name too
+            body["cache_salt"] = request.cache_salt
         answer = Answer(time.monotonic())
         num_tokens = 0
         for event in self._events("/v1/completions", body):

@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from limpet.benchmarks import result
+from limpet.benchmarks.arguments import count, new_file
 from limpet.benchmarks.result import Result
 from limpet.benchmarks.turns_served import ServedTurns
 from limpet.benchmarks.workload import digest, uniform
@@ -70,10 +71,15 @@ def _turns(options: argparse.Namespace) -> AbstractContextManager[Turns]:
     if not Path(options.target).is_dir():
         return ServedTurns(options.target, options.model, ANSWER_TOKENS)
     # Imported here: a server is measured without torch.
+    from limpet.backend.checkpoint import CheckpointError
+    from limpet.backend.config import ConfigError
     from limpet.benchmarks.turns_in_process import TurnsInProcess
 
     session_len = max(options.histories) + (options.turns + 1) * (options.turn_tokens + ANSWER_TOKENS) + 1
-    return TurnsInProcess(Path(options.target), session_len, ANSWER_TOKENS, random_weights=options.dummy)
+    try:
+        return TurnsInProcess(Path(options.target), session_len, ANSWER_TOKENS, random_weights=options.dummy)
+    except (CheckpointError, ConfigError) as error:
+        raise SystemExit(f"limpet-bench turns: {error}") from None
 
 
 def _line(options: argparse.Namespace, turns: Turns, history: int, whole: bool) -> Result:
@@ -121,12 +127,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("target", metavar="TARGET", help="a converted model's folder, or HOST:PORT (gRPC)")
     parser.add_argument("--model", help="of a server that has several")
-    parser.add_argument("--histories", type=int, nargs="+", default=[512, 2048, 6144], help="tokens before the turns")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--turn-tokens", type=int, default=200, help="new tokens of a turn")
+    parser.add_argument("--histories", type=count, nargs="+", default=[512, 2048, 6144], help="tokens before the turns")
+    parser.add_argument("--turns", type=count, default=5)
+    parser.add_argument("--turn-tokens", type=count, default=200, help="new tokens of a turn")
     parser.add_argument("--dummy", action="store_true", help="random weights of the folder's shape")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="JSON lines (default: benchmarks/results/, or here)"
+        "--output", type=new_file, metavar="FILE", help="JSON lines (default: benchmarks/results/, or here)"
     )
     return parser.parse_args(arguments)
 

@@ -21,10 +21,11 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how many tokens to generate, end ids ignored."""
+    """One prompt and how many tokens to generate, end ids ignored; a cached prefix serves equal salts only."""
 
     prompt: list[int]
     num_output_tokens: int
+    cache_salt: str = ""
 
 
 def sharegpt(

@@ -29,7 +29,7 @@ def url(chain: LiveServer) -> Iterator[str]:
 @pytest.mark.parametrize("via", ["grpc", "http"])
 def test_counts_are_those_of_the_requests(chain: LiveServer, url: str, via: str, tmp_path: Path) -> None:
     output, picture = tmp_path / "lines.jsonl", tmp_path / "rates.png"
-    options = ["--num-requests=12", "--input-len=20", "--output-len=5", "--processes=2", f"--output={output}"]
+    options = ["--num-requests=12", "--input-len=70", "--output-len=5", "--processes=2", f"--output={output}"]
     target = chain.target if via == "grpc" else url
     assert main([target, *options, "--concurrency=3"]) == 0
     assert main([target, *options, "--rate", "200", "400", f"--plot={picture}"]) == 0
@@ -38,8 +38,9 @@ def test_counts_are_those_of_the_requests(chain: LiveServer, url: str, via: str,
     in_flight, *rates = read(output)
     assert [line.rate for line in rates] == [200, 400]
     for line in (in_flight, *rates):
-        assert (line.req, line.in_tok, line.out_tok, line.via) == (12, 240, 60, via)
-        assert line.digest == digest(uniform(vocab_size, 12, 20, 5))
+        assert (line.req, line.in_tok, line.out_tok, line.via) == (12, 840, 60, via)
+        assert line.cached_tokens == 0, "found from an earlier measurement"
+        assert line.digest == digest(uniform(vocab_size, 12, 70, 5))
         assert line.distinct_last is not None
         assert line.distinct_last > 1
     assert in_flight.concurrency == 3
@@ -89,6 +90,21 @@ def test_turns_on_a_server_reuse_their_session_and_whole_conversations_nothing(
     history = 40 + turns.ANSWER_TOKENS + 2 * (10 + turns.ANSWER_TOKENS)  # before the last of three turns
     assert (session.cached_tokens, whole.cached_tokens) == (history - 1, 0)
     assert session.digest == whole.digest
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--rate=0", "--num-requests=0", "--concurrency=-1", "--processes=x", "--plot=/no/such/folder/a.png"]
+)
+def test_wrong_usage_is_told_before_anything_is_measured(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["127.0.0.1:1", wrong])
+    assert ended.value.code == 2
+    assert wrong.split("=")[0] in capsys.readouterr().err
+
+
+def test_turns_of_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no converted model"):
+        turns.main([str(tmp_path)])
 
 
 def test_arrivals_are_poissons_of_the_given_rate() -> None:
