@@ -21,6 +21,7 @@ _DTYPES: dict[str, tuple[str, Any]] = {
     "max_tokens": ("INT32", np.int32),
     "min_tokens": ("INT32", np.int32),
     "top_k": ("INT32", np.int32),
+    "end_id": ("INT32", np.int32),
     "temperature": ("FP32", np.float32),
     "top_p": ("FP32", np.float32),
     "min_p": ("FP32", np.float32),
