@@ -52,20 +52,13 @@ class Controls:
         self.model = gr.Dropdown([], label="Model", visible=False)
         system = gr.Textbox(label="System prompt", lines=2, max_lines=8, placeholder="the model's own")
         with gr.Accordion("Sampling", open=False):
-            own = gr.Checkbox(label="Set it here", info="Else the model's own settings are used.")
-            with gr.Group(visible=False) as self.group:
+            info = "Else the model's own settings are used."
+            own = gr.Checkbox(label="Set it here", info=info, elem_id="limpet-own")
+            with gr.Group(elem_id="limpet-own-sampling"):
                 sampling = [each.slider() for each in _SAMPLING.values()]
             limit = [each.slider() for each in _LIMIT.values()]
             seed = gr.Textbox(label="Seed", placeholder="random", max_lines=1)
         self.components: list[Any] = [self.model, system, own, *sampling, *limit, seed]
-        own.change(
-            lambda shown: gr.update(visible=shown),
-            own,
-            self.group,
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
-        )  # fmt: skip
 
     @staticmethod
     def read(values: tuple[Any, ...]) -> dict[str, Any]:

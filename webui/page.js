@@ -1,5 +1,6 @@
-// Beside what Gradio does: the browser has a name, Esc stops, Enter asks once and not before the page is ready, text to
-// copy or edit is the original, the list starts closed on a phone.
+// Beside what Gradio does: the browser has a name, Esc stops, Enter asks once and not before the page is ready, what is
+// being typed survives a reload, the growing answer is followed, text to copy or edit is the original, the list starts
+// closed on a phone.
 (() => {
   // All tabs of the browser share it, also those opened at once: requests carry the one that was set last.
   if (!document.cookie.includes("limpet-browser=")) {
@@ -9,7 +10,7 @@
   }
 
   const JOINER = /\u2060/g;
-  const NOTE = /\n(?:`{3,}|~{3,})?\n\n<small class="limpet-note">[^<]*<\/small>$/; // as view.py writes it
+  const NOTE = /\n<small class="limpet-note">[^<]*<\/small>$/; // the part that view.py puts under an answer
   const clean = (text) => text.replace(NOTE, "").replace(JOINER, "");
 
   document.addEventListener("keydown", (event) => {
@@ -20,21 +21,49 @@
 
   // What is sent before the conversations and choices have arrived waits for them.
   const arrived = () => document.querySelector("#limpet-list label.selected") !== null;
-  const waitForArrival = new MutationObserver(() => {
-    if (!arrived()) return;
-    waitForArrival.disconnect();
-    document.querySelector("#limpet-box .submit-button")?.click();
-  });
+  let isWaiting = false;
   const waits = (event) => {
     if (arrived()) return false;
     event.preventDefault();
     event.stopPropagation();
-    waitForArrival.observe(document.documentElement, { attributes: true, childList: true, subtree: true });
+    isWaiting = true;
     return true;
   };
   document.addEventListener("click", (event) => {
     if (event.target.closest("#limpet-box .submit-button")) waits(event);
   }, true);
+
+  const DRAFT = "limpet-draft";
+  const box = () => document.querySelector("#limpet-box textarea");
+  const setText = (field, text) => {
+    field.value = text;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  window.addEventListener("pagehide", () => sessionStorage.setItem(DRAFT, box()?.value ?? ""));
+  const waitForArrival = new MutationObserver(() => {
+    if (!arrived()) return;
+    waitForArrival.disconnect();
+    new ResizeObserver(toEnd).observe(conversation());
+    if (!box().value) setText(box(), sessionStorage.getItem(DRAFT) ?? "");
+    if (isWaiting) document.querySelector("#limpet-box .submit-button").click();
+  });
+  waitForArrival.observe(document.documentElement, { attributes: true, childList: true, subtree: true });
+
+  // Gradio's own following would not let anybody read further up while an answer comes.
+  let follows = true;
+  const conversation = () => document.querySelector("#limpet-chat .bubble-wrap");
+  const toEnd = () => {
+    if (follows && conversation()) conversation().scrollTop = conversation().scrollHeight;
+  };
+  new MutationObserver(toEnd).observe(document.documentElement, { childList: true, characterData: true, subtree: true });
+  document.addEventListener("scroll", ({ target }) => {
+    if (target === conversation()) follows = target.scrollHeight - target.scrollTop - target.clientHeight < 2;
+  }, true);
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest("#limpet-box .submit-button, #limpet-list label")) return;
+    follows = true;
+    toEnd();
+  });
 
   // The text field is emptied when the server has answered: until then a second Enter would ask the same again.
   const SAME_ENTER_MS = 600;
@@ -50,6 +79,7 @@
       event.stopPropagation();
     } else {
       sentAt = event.timeStamp;
+      follows = true;
     }
   }, true);
 
@@ -64,8 +94,7 @@
 
   document.addEventListener("focusin", ({ target }) => {
     if (!(target instanceof HTMLTextAreaElement && target.closest("#limpet-chat"))) return;
-    target.value = clean(target.value);
-    target.dispatchEvent(new Event("input", { bubbles: true }));
+    setText(target, clean(target.value));
   });
 
   // A closed tab ends its answer at once. The page's own address is the base: a proxy may show it under a path.
@@ -83,6 +112,7 @@
   };
   document.addEventListener("click", (event) => {
     if (phone() && event.target.closest("#limpet-new, #limpet-list label")) closeList();
+    else if (event.target.closest("#limpet-new")) box().focus();
   });
   // Gradio opens the list while it builds the page: let it finish first.
   const waitForList = new MutationObserver(() => {

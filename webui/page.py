@@ -85,5 +85,6 @@ def _chatbot() -> gr.Chatbot:
         latex_delimiters=LATEX_DELIMITERS,
         line_breaks=True,
         allow_tags=False,
+        autoscroll=False,  # page.js follows the answer
         placeholder="Ask something.",
     )

@@ -1,5 +1,6 @@
 """What the page knows of the server: is it there, is it busy, which models does it have."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from limpet.client import AsyncClient, LimpetError
 
 _LOOK_EVERY_S = 1.0
+_PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,20 @@ class ServerWatch:
         self._client = client
         self._sight = Sight()
         self._looked_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
 
     async def look(self) -> Sight:
-        """The latest sight, at most a second old."""
-        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+        """The latest sight, a second old or from before the server stopped answering: nobody waits for that long."""
+        is_looking = self._looking is not None and not self._looking.done()
+        if not is_looking and time.monotonic() - self._looked_at > _LOOK_EVERY_S:
             self._looked_at = time.monotonic()
-            self._sight = await self._see()
+            self._looking = asyncio.create_task(self._update())
+        if self._looking is not None:
+            await asyncio.wait([self._looking], timeout=_PATIENCE_S)
         return self._sight
+
+    async def _update(self) -> None:
+        self._sight = await self._see()
 
     async def _see(self) -> Sight:
         known = self._sight.models

@@ -4,7 +4,7 @@ import html
 from typing import Any
 
 from limpet.webui.chat import Chat, ShownTurn
-from limpet.webui.inert_text import inert, open_fence
+from limpet.webui.inert_text import inert
 from limpet.webui.library import title_of
 from limpet.webui.server_watch import Sight
 from limpet.webui.tabs import Tab
@@ -46,10 +46,8 @@ def _first_question(chat: Chat) -> str:
 
 
 def _pair(turn: ShownTurn, is_running: bool) -> list[dict[str, Any]]:
-    answer = inert(turn.answer)
-    if turn.note:
-        answer += f"\n{open_fence(turn.answer)}"
-        answer += f'\n\n<small class="limpet-note">{html.escape(turn.note)}</small>'
-    elif not answer and is_running:
-        answer = _WAITING
-    return [{"role": "user", "content": inert(turn.question)}, {"role": "assistant", "content": answer}]
+    answer = inert(turn.answer) or (_WAITING if is_running and not turn.note else "")
+    # Parts of their own, for the answer's Markdown may leave anything open. page.js takes the note out of copied text.
+    note = f'<small class="limpet-note">{html.escape(turn.note)}</small>'
+    parts = [{"type": "text", "text": text} for text in ([answer, note] if turn.note else [answer])]
+    return [{"role": "user", "content": inert(turn.question)}, {"role": "assistant", "content": parts}]

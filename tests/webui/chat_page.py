@@ -83,9 +83,15 @@ class ChatPage:
         self.stop_button.click()
         return float(self.page.evaluate("window.clickedAt"))
 
+    def open_sampling(self) -> None:
+        """Open the sidebar's sampling; just then Gradio sets all that is in it once more."""
+        self.page.get_by_role("button", name="Sampling").click()
+        expect(self.page.get_by_label("Seed")).to_be_visible()
+        self.page.evaluate("new Promise(requestIdleCallback)")
+
     def set_sampling(self, temperature: str, seed: str) -> None:
         """Open the sidebar's sampling and set these."""
-        self.page.get_by_role("button", name="Sampling").click()
+        self.open_sampling()
         self.page.get_by_label("Set it here").check()
         field = self.page.get_by_label("number input for Temperature")
         field.fill(temperature)

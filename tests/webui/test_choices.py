@@ -122,7 +122,7 @@ def test_an_answer_that_leaves_its_code_open_has_its_counts_outside_and_is_copie
 
 def test_a_seed_that_is_no_number_is_said(fake_page: ChatPage, server: FakeServer) -> None:
     page = fake_page
-    page.page.get_by_role("button", name="Sampling").click()
+    page.open_sampling()
     page.page.get_by_label("Seed").fill("x")
     page.send("hi")
     expect(page.notice).to_contain_text("The seed must be a whole number")

@@ -71,6 +71,23 @@ def test_a_question_asked_while_an_answer_comes_stops_it(page: ChatPage) -> None
     assert len(page.answers()) == 2
 
 
+def test_an_answer_is_followed_unless_one_reads_further_up(page: ChatPage) -> None:
+    conversation = page.page.locator("#limpet-chat .bubble-wrap")
+
+    def hidden_below() -> float:
+        return float(
+            conversation.evaluate("element => element.scrollHeight - element.scrollTop - element.clientHeight")
+        )
+
+    page.send("loop")
+    page.until(lambda: conversation.evaluate("element => element.scrollTop") > 500)
+    conversation.hover()
+    page.page.mouse.wheel(0, -300)
+    page.until(lambda: hidden_below() > 2000)
+    page.send("hello")
+    page.until(lambda: page.answers()[-1] == script("hello").text and hidden_below() < 2)
+
+
 def test_regenerate_rewinds_and_answers_again(page: ChatPage, chain: LiveServer) -> None:
     page.ask("hello")
     page.ask("emoji")

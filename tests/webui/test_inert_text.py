@@ -21,6 +21,8 @@ from limpet.webui.inert_text import JOINER, inert, original
         ("~~~\n<b>\n```\n~~~\n<i>", "~~~\n<·b>\n```\n~~~\n<·i>"),
         ("```\n<b> not closed", "```\n<·b> not closed"),
         ("- a\n  ```\n  x\n\n<h1>", "- a\n  ```\n  x\n\n<·h1>"),
+        ("```mermaid\ngraph TD;\n```", "```·mermaid\ngraph TD;\n```"),
+        ("> ```mermaid\n> x", "> ```·mermaid\n> x"),
         ("PATH=$HOME/bin:$PATH", "PATH=$HOME/bin:$PATH"),
         ("text ```<b>``` text", "text ```<·b>``` text"),
         ("$$a<b$$ \\(a<b\\) \\[a<b\\]", "$$a<b$$ \\(a<b\\) \\[a<b\\]"),

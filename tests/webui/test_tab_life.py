@@ -1,12 +1,15 @@
 """What becomes of a tab's sessions once it is closed; the page's times made short."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from limpet.client import AsyncClient
 from limpet.webui.chat import Choices
+from limpet.webui.server_watch import ServerWatch, Sight
 from limpet.webui.tabs import Tab, Tabs
 from tests.client.fake_server import fake_server
 from tests.client.session_server import SessionServer
@@ -79,6 +82,21 @@ def test_a_tab_ends_its_session_of_a_conversation_that_goes_on_in_another_tab(
         await until(lambda: set(server.sessions) == {second})
 
     run(scenario())
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
+    released = threading.Event()
+
+    async def scenario(target: str) -> None:
+        watch = ServerWatch(AsyncClient(target))
+        assert await watch.look() == Sight("away")  # without a reason: nothing is known yet
+        released.set()
+        while (await watch.look()).state != "connected":
+            await asyncio.sleep(0.01)
+
+    with fake_server() as server:
+        server.admin = lambda operation: {"ready": released.wait(60)}
+        run(scenario(server.target))
 
 
 def test_a_tab_that_vanished_without_a_word_counts_as_closed(served: tuple[Tabs, SessionServer]) -> None:

@@ -137,6 +137,8 @@ def test_the_page_fits_a_phone(browser: Browser, chain_url: str, open_page: Call
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 360
         assert box["y"] + box["height"] <= 640
+        page.box.fill("many\n" * 20)
+        expect(page.page.locator("#limpet-box .submit-button")).to_be_in_viewport(ratio=1)
         expect(page.page.locator("#limpet-new")).not_to_be_in_viewport()
         page.page.get_by_label("Toggle Sidebar").click()
         page.page.locator("#limpet-new").click()
