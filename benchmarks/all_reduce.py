@@ -1,4 +1,5 @@
-"""How long ranks take to add their hidden states, by size: one-shot through symmetric memory, and NCCL.
+"""How long ranks take for the sum of their hidden states and its norm, by size: one kernel through symmetric memory,
+and NCCL with the norm behind it.
 
 python -m benchmarks.all_reduce --gpus 2
 
@@ -6,6 +7,7 @@ Each is captured in a CUDA graph, many in a row, as a decode step has them.
 """
 
 import argparse
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,9 +15,10 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from limpet.backend.ranks.connected import ConnectedGroup, find_store, open_store
+from limpet.kernels.rms_norm import rms_norm
 
 HIDDEN = 8192
-ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
+ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 PER_GRAPH, REPLAYS = 100, 20
 
 
@@ -31,25 +34,28 @@ def main() -> None:
 def _measure(rank: int, size: int, port: int) -> None:
     device = torch.device("cuda", rank)
     group = ConnectedGroup(rank, size, device, torch.bfloat16, find_store(port), "auto")
-    one_shot = group.one_shot
+    weight = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device)
     if rank == 0:
-        print(f"{'KiB':>8}{'one-shot, us':>14}{'NCCL, us':>10}", flush=True)
+        print(f"{'KiB':>8}{'one kernel, us':>16}{'NCCL, norm, us':>16}", flush=True)
     for rows in ROWS:
         x = torch.ones(rows, HIDDEN, dtype=torch.bfloat16, device=device)
-        through_nccl = _time_us(group.all_reduce_in_place, x)
-        by_reading = _time_us(one_shot.all_reduce, x) if one_shot is not None and one_shot.takes(x) else float("nan")
+        residual = torch.zeros_like(x)
+        through_nccl = _time_us(lambda x=x, r=residual: rms_norm(group.all_reduce(x), weight, 1e-5, r))  # type: ignore[misc]
+        at_once = math.nan
+        if group.norm_adds(x):
+            at_once = _time_us(lambda x=x, r=residual: group.add_and_norm(x, r, weight, 1e-5))  # type: ignore[misc]
         if rank == 0:
-            print(f"{x.nbytes // 1024:>8}{by_reading:>14.1f}{through_nccl:>10.1f}", flush=True)
+            print(f"{x.nbytes // 1024:>8}{at_once:>16.1f}{through_nccl:>16.1f}", flush=True)
     group.close()
 
 
-def _time_us(add: Callable[[Tensor], Tensor], x: Tensor) -> float:
+def _time_us(add: Callable[[], Tensor]) -> float:
     for _ in range(3):
-        add(x.clone())
+        add()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(PER_GRAPH):
-            add(x)
+            add()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     graph.replay()
     start.record()

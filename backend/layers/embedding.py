@@ -3,12 +3,13 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limpet.backend.layers.norm import sum_for_norm
 from limpet.backend.layers.weight import Weight
 from limpet.backend.ranks.group import RankGroup
 
 
 class Embedding(nn.Module):
-    """ids [num_tokens] -> [num_tokens, hidden]; each rank has its part of the vocabulary."""
+    """ids [num_tokens] -> [num_tokens, hidden], for a HiddenNorm; each rank has its part of the vocabulary."""
 
     def __init__(self, ranks: RankGroup, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -21,4 +22,4 @@ class Embedding(nn.Module):
             return F.embedding(ids, self.weight)
         others = (ids < self._ids.start) | (ids >= self._ids.stop)
         x = F.embedding((ids - self._ids.start).masked_fill_(others, 0), self.weight)
-        return self._ranks.all_reduce(x.masked_fill_(others.unsqueeze(1), 0))
+        return sum_for_norm(self._ranks, x.masked_fill_(others.unsqueeze(1), 0))

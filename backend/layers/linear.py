@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from limpet.backend.layers.device_kernels import kernels_for
+from limpet.backend.layers.norm import sum_for_norm
 from limpet.backend.layers.weight import Weight
 from limpet.backend.ranks.group import RankGroup
 
 _PACKED_FOR_ROWS = 8  # the layout of this row count is the quickest for 1 to 32 rows (docs/benchmarks.md)
+_PIECES_FROM, _NUM_PIECES = 2048, 4  # rows of x; more than any CUDA graph has
 
 
 class Linear(nn.Module):
@@ -57,8 +59,22 @@ class RowParallelLinear(Linear):
         self._ranks = ranks
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [num_tokens, in / size] -> [num_tokens, out]."""
-        return self._ranks.all_reduce(self._multiply(x, self.bias if self._ranks.rank == 0 else None))
+        """x [num_tokens, in / size] -> [num_tokens, out], for a HiddenNorm."""
+        if self._ranks.size > 1 and len(x) >= _PIECES_FROM and x.is_cuda and self.bias is None and not self.fixed_order:
+            y = x.new_empty(len(x), len(self.weight))
+            if not self._ranks.norm_adds(y):
+                return self._multiply_in_pieces(x, y)
+        return sum_for_norm(self._ranks, self._multiply(x, self.bias if self._ranks.rank == 0 else None))
+
+    def _multiply_in_pieces(self, x: Tensor, out: Tensor) -> Tensor:
+        """While the ranks add one piece of the rows, the next one is computed."""
+        sums = []
+        for rows, products in zip(x.chunk(_NUM_PIECES), out.chunk(_NUM_PIECES), strict=True):
+            torch.mm(rows, self.weight.t(), out=products)
+            sums.append(self._ranks.all_reduce_begun(products))
+        for wait in sums:
+            wait()
+        return out
 
 
 def gate_up_proj(ranks: RankGroup, hidden: int, intermediate: int, *, bias: bool = False) -> Linear:

@@ -9,7 +9,7 @@ from limpet.backend.cache_layout import CacheLayout
 from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.layers.embedding import Embedding
 from limpet.backend.layers.linear import Linear
-from limpet.backend.layers.norm import RMSNorm
+from limpet.backend.layers.norm import HiddenNorm
 from limpet.backend.layers.rotary import Rotary
 from limpet.backend.ranks.group import RankGroup
 
@@ -32,7 +32,7 @@ class CausalLM(nn.Module):
         self.ranks, self.vocab_size = ranks, config.vocab_size
         self.embed_tokens = Embedding(ranks, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = HiddenNorm(ranks, config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, outs=[ranks.padded_part(config.vocab_size)])
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight

@@ -13,7 +13,7 @@ from limpet.backend.layers.experts import ExpertParts, MixtureOfExperts
 from limpet.backend.layers.latent_attention import LatentAttention
 from limpet.backend.layers.latent_context import LatentStep
 from limpet.backend.layers.linear import Linear, RowParallelLinear, gate_up_proj
-from limpet.backend.layers.norm import RMSNorm
+from limpet.backend.layers.norm import HiddenNorm, RMSNorm, sum_for_norm
 from limpet.backend.layers.rotary import softmax_factor
 from limpet.backend.layers.weight import Weight
 from limpet.backend.models.causal_lm import CausalLM
@@ -38,9 +38,9 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks, hidden = ranks, config.hidden_size
-        self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.input_norm = HiddenNorm(ranks, hidden, config.rms_norm_eps)
         self._add_attention(config, latent, attention)
-        self.post_attention_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.post_attention_norm = HiddenNorm(ranks, hidden, config.rms_norm_eps)
         self.mixture: MixtureOfExperts | None = None
         self.shared_gate_up: Weight | None = None
         self.shared_down: Weight | None = None
@@ -115,7 +115,7 @@ class DecoderLayer(nn.Module):
         y = self.mixture(x, self.router, self.experts_gate_up, self.experts_down)
         if self.shared_gate_up is not None and self.shared_down is not None:
             y += F.linear(silu_and_mul(F.linear(x, self.shared_gate_up[0])), self.shared_down[0])
-        return self.ranks.all_reduce(y)
+        return sum_for_norm(self.ranks, y)
 
 
 class DeepseekV2ForCausalLM(CausalLM):

@@ -9,7 +9,7 @@ from limpet.backend.checkpoint import ModelConfig
 from limpet.backend.layers.activation import silu_and_mul
 from limpet.backend.layers.attention import PagedAttention
 from limpet.backend.layers.linear import Linear, RowParallelLinear, gate_up_proj
-from limpet.backend.layers.norm import RMSNorm
+from limpet.backend.layers.norm import HiddenNorm, RMSNorm
 from limpet.backend.models.causal_lm import CausalLM
 from limpet.backend.ranks.group import RankGroup
 
@@ -25,13 +25,13 @@ class DecoderLayer(nn.Module):
         hidden, eps, self.head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
         heads, kv_heads = ranks.part(config.num_heads), ranks.part_or_shared(config.num_kv_heads)
         self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
-        self.input_norm = RMSNorm(hidden, eps)
+        self.input_norm = HiddenNorm(ranks, hidden, eps)
         self.qkv_proj = _qkv_proj(config, heads, kv_heads)
         self.q_norm = RMSNorm(self.head_dim, eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps) if config.qk_norm else None
         self.paged_attention = PagedAttention(self.head_dim**-0.5)
         self.o_proj = RowParallelLinear(ranks, config.num_heads * self.head_dim, hidden, bias=config.o_bias)
-        self.post_attention_norm = RMSNorm(hidden, eps)
+        self.post_attention_norm = HiddenNorm(ranks, hidden, eps)
         self.gate_up_proj = gate_up_proj(ranks, hidden, config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = RowParallelLinear(ranks, config.intermediate_size, hidden, bias=config.mlp_bias)
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 from limpet.backend.ranks.group import RankGroup
 
 if TYPE_CHECKING:
-    from limpet.backend.ranks.one_shot import OneShotReducer
+    from limpet.backend.ranks.one_shot import OneShotSum
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed by torch 2.13
 LOOPBACK = "127.0.0.1"
@@ -66,7 +67,7 @@ class ConnectedGroup(RankGroup):
             timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S),
             device_id=device if on_cuda else None,
         )
-        self.one_shot: OneShotReducer | None = None
+        self.one_shot: OneShotSum | None = None
         if on_cuda and all_reduce == "auto":
             from limpet.backend.ranks.one_shot import open_one_shot  # takes time, and no CPU has it
 
@@ -79,14 +80,20 @@ class ConnectedGroup(RankGroup):
         return f"symmetric memory up to {self.one_shot.max_bytes >> 10} KiB, else {dist.get_backend()}"
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self.one_shot is not None and self.one_shot.takes(x):
-            return self.one_shot.all_reduce(x)
-        return self.all_reduce_in_place(x)
-
-    def all_reduce_in_place(self, x: Tensor) -> Tensor:
-        """By NCCL or gloo, whatever the size."""
         dist.all_reduce(x)
         return x
+
+    def all_reduce_begun(self, x: Tensor) -> Callable[[], object]:
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        return lambda: work.wait()
+
+    def norm_adds(self, x: Tensor) -> bool:
+        return self.one_shot is not None and self.one_shot.takes(x)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert self.one_shot is not None
+        return self.one_shot.add_and_norm(x, residual, weight, eps)
 
     def gather_columns(self, x: Tensor, num_columns: int) -> Tensor:
         gathered = x.new_empty(self.size * x.shape[0], x.shape[1])

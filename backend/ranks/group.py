@@ -4,6 +4,8 @@ Every rank computes the same step on its part of the weights. Hidden states are 
 collective, and only rank 0 samples: its ids reach the others at the beginning of the next step.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 _PADDED_TO = 8  # rows of a vocabulary's part: what tensor cores multiply at once
@@ -45,6 +47,19 @@ class RankGroup:
         """The sum of all ranks' `x`, the same bits on every rank; `x` may be changed."""
         assert self.size == 1, "these ranks are not connected"
         return x
+
+    def all_reduce_begun(self, x: Tensor) -> Callable[[], object]:
+        """Like `all_reduce` in place, beside what is computed before the function that it returns is called."""
+        assert self.size == 1, "these ranks are not connected"
+        return lambda: None
+
+    def norm_adds(self, x: Tensor) -> bool:
+        """Whether the sum of all ranks' `x` is left to `add_and_norm`."""
+        return False
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add the sum of all ranks' `x` [num_tokens, hidden] to `residual` in place; returns its norm."""
+        raise NotImplementedError("ranks that leave no sum to a norm")
 
     def gather_columns(self, x: Tensor, num_columns: int) -> Tensor:
         """All ranks' x [num_rows, each] side by side, the first `num_columns` of them."""
