@@ -34,15 +34,13 @@ def convert(folder: Path, family: str) -> ConvertedTiny:
 
 
 def config_of(tp: int, **settings: object) -> EngineConfig:
-    return EngineConfig(
-        tp=tp,
-        device="cuda",
-        max_batch_size=len(LENGTHS) + 2,
-        session_len=512,
-        max_prefill_token_num=200,
-        cache_bytes=64 << 20,
-        **settings,  # type: ignore[arg-type]
-    )
+    common = {
+        "max_batch_size": len(LENGTHS) + 2,
+        "session_len": 512,
+        "max_prefill_token_num": 200,
+        "cache_bytes": 64 << 20,
+    }
+    return EngineConfig(tp=tp, device="cuda", **(common | settings))  # type: ignore[arg-type]
 
 
 def answer(model_dir: Path, config: EngineConfig, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
@@ -58,12 +56,14 @@ def answer(model_dir: Path, config: EngineConfig, prompts: list[list[int]]) -> l
     ]
 
 
-def errors(tiny: ConvertedTiny, config: EngineConfig, vocab_size: int) -> torch.Tensor:
+def errors(
+    tiny: ConvertedTiny, config: EngineConfig, vocab_size: int, lengths: tuple[int, ...] = LENGTHS
+) -> torch.Tensor:
     """|logprob - float32's| of every id of prompts and answers.
 
     In a process of its own: torch's symmetric memory remembers the ranks that it first met.
     """
-    prompts = [[(31 * length + 17 * place) % (vocab_size - 10) + 4 for place in range(length)] for length in LENGTHS]
+    prompts = [[(31 * length + 17 * place) % (vocab_size - 10) + 4 for place in range(length)] for length in lengths]
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         answers = process.submit(answer, tiny.model_dir, config, prompts).result()
     found: list[float] = []
@@ -72,7 +72,7 @@ def errors(tiny: ConvertedTiny, config: EngineConfig, vocab_size: int) -> torch.
         distributions = raw_logprobs(tiny, prompt + ids)[:-1]
         expected = distributions.gather(1, torch.tensor(following).unsqueeze(1)).flatten()
         found += (torch.tensor(logprobs) - expected).abs().tolist()
-    assert len(found) == sum(LENGTHS) - len(LENGTHS) + NUM_TOKENS * len(LENGTHS)
+    assert len(found) == sum(lengths) - len(lengths) + NUM_TOKENS * len(lengths)
     return torch.tensor(found)
 
 
@@ -94,6 +94,18 @@ def test_two_gpus_are_as_near_to_float32_as_one(tmp_path: Path, family: str, all
 def test_two_gpus_in_float32_are_exact(tmp_path: Path, family: str) -> None:
     tiny = convert(tmp_path, family)
     assert errors(tiny, config_of(2, dtype="float32"), tiny.reference.config.vocab_size).max() <= 1e-3
+
+
+@pytest.mark.parametrize("all_reduce", ["auto", "nccl"])
+def test_a_step_of_many_tokens(tmp_path: Path, all_reduce: str) -> None:
+    """Products so large that the ranks add one piece while they compute the next, where no kernel does both."""
+    tiny = convert(tmp_path, "llama-3")
+    long = {"session_len": 4096, "max_prefill_token_num": 4096, "cache_bytes": 256 << 20}
+    vocab_size, lengths = tiny.reference.config.vocab_size, (2600, 30)
+    alone = errors(tiny, config_of(1, dtype="bfloat16", **long), vocab_size, lengths)
+    shared = errors(tiny, config_of(2, dtype="bfloat16", all_reduce=all_reduce, **long), vocab_size, lengths)
+    print(f"{all_reduce}: mean {alone.mean():.2e} alone, {shared.mean():.2e} shared; max {shared.max():.2e}")
+    assert shared.mean() <= FACTOR * alone.mean() + MARGIN
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
