@@ -98,15 +98,16 @@ def test_tokenize_and_detokenize(aliased: LiveServer) -> None:
         assert client.chat(chat, max_tokens=1).num_input_tokens == len(client.tokenize(messages=chat))
 
 
-def test_an_alias_alone_starts_the_engine_that_the_others_then_use(repository: Path) -> None:
-    flags = ["--model-control-mode=explicit", "--load-model=limpet_admin", "--load-model=ensemble"]
+@pytest.mark.parametrize("first", ["ensemble", "ensemble_u32", "chain_infer"])
+def test_an_alias_alone_starts_the_engine_that_the_others_then_use(repository: Path, first: str) -> None:
+    flags = ["--model-control-mode=explicit", "--load-model=limpet_admin", f"--load-model={first}"]
+    names = [first, *sorted({"chain", "ensemble", "ensemble_u32", "chain_infer"} - {first})]
     with live_server(repository, flags) as server:
         server.wait_ready()
         engine = server.only(ENGINE).pid
-        for name in ("chain", "chain_infer"):
+        for name in names:
             status, text = post(server.http, f"/v2/repository/models/{name}/load", {})
             assert status == 200, text
-        for name in ("ensemble", "chain", "chain_infer"):
             status, text = post(server.http, f"/v2/models/{name}/generate", {"text_input": "hello", "max_tokens": 400})
             assert (status, json.loads(text)["text_output"]) == (200, script("hello").text)
         assert server.only(ENGINE).pid == engine

@@ -108,7 +108,7 @@ def ruled(plain: list[int]) -> Cases:
     token = next(token for token in plain if is_visible(token))
     words = [[token], [SPACE, token]]
     return [
-        ({}, plain),
+        (sampling(logprobs=2, prompt_logprobs=1), plain),
         ({"repetition_penalty": 5.0}, reference([RepetitionPenaltyLogitsProcessor(5.0)])),
         ({"presence_penalty": 50.0}, reference([AnswerPenalties(50.0, 0.0)])),
         ({"frequency_penalty": 1.5}, reference([AnswerPenalties(0.0, 1.5)])),
