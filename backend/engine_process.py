@@ -48,14 +48,14 @@ class EngineProcess:
     def __init__(self, runtime: EngineRuntime, model_dir: Path, config: EngineConfig, server_pidfd: int) -> None:
         self._rank_loss = RankLoss()
         self.store = _open_store(model_dir, config)  # a wrong file is told before the weights are loaded
+        sessions = SessionTable(
+            idle_timeout_s=config.session_idle_timeout_s, max_sessions=config.max_sessions, store=self.store
+        )
         engine, self.summary = build_engine(model_dir, config, self._rank_loss.happen)
         model = CheckpointDir(model_dir).model_config()
         self.engine = engine
         self.router = Router(runtime.address)
         self._rank_loss.wake = self.router.wake
-        sessions = SessionTable(
-            idle_timeout_s=config.session_idle_timeout_s, max_sessions=config.max_sessions, store=self.store
-        )
         if self.store is not None:
             self.store.on_commit = self.router.wake
         self.service = EngineService(engine, sessions, frozenset(model.eos_token_ids), self.router.send)

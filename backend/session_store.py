@@ -80,9 +80,17 @@ class SessionStore:
         self._writer.start()
 
     def load(self) -> list[StoredSession]:
-        """All sessions, the least recently used first; call it before the first change."""
-        rows = self._connection.execute("SELECT id, last_used, tokens, turns FROM sessions ORDER BY last_used, rowid")
-        return [StoredSession(id, _history(tokens, turns), last_used) for id, last_used, tokens, turns in rows]
+        """All sessions, the least recently used first; call it before the first change. Raises StoreError."""
+        query = "SELECT id, last_used, tokens, turns FROM sessions ORDER BY last_used, rowid"
+        try:
+            [verdict] = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise ValueError(" ".join(verdict.split()))
+            rows = self._connection.execute(query)
+            return [StoredSession(id, _history(tokens, turns), float(used)) for id, used, tokens, turns in rows]
+        except (sqlite3.Error, msgspec.DecodeError, ValueError, TypeError) as error:
+            advice = "it is damaged; move it away to begin without its sessions"
+            raise StoreError(f"session_store {self._path} cannot be read ({error}): {advice}.") from None
 
     def save(self, session: StoredSession) -> None:
         self._note(session.id, session)
@@ -172,8 +180,12 @@ def _rows(sessions: Iterable[StoredSession | None]) -> Iterable[tuple[str, float
 
 
 def _history(tokens: bytes, turns: bytes) -> History:
+    """Raises DecodeError or ValueError for what is no history."""
     records = msgspec.msgpack.decode(turns, type=list[_TurnRecord])
-    return History(token_array(tokens), [Turn(each.messages, token_array(each.reply), each.end) for each in records])
+    history = History(token_array(tokens), [Turn(each.messages, token_array(each.reply), each.end) for each in records])
+    if (records[-1].end if records else 0) != len(history.tokens):
+        raise ValueError("a session's turns and tokens disagree")
+    return history
 
 
 def _open(path: Path, model: str) -> sqlite3.Connection:
@@ -218,6 +230,5 @@ def _prepare(connection: sqlite3.Connection, model: str) -> None:
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute("INSERT INTO meta VALUES ('model', ?)", (model,))
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-    [stored] = connection.execute("SELECT value FROM meta WHERE name = 'model'").fetchone()
-    if stored != model:
+    if connection.execute("SELECT value FROM meta WHERE name = 'model'").fetchone() != (model,):
         raise StoreError("it holds sessions of a model with another tokenizer")

@@ -108,8 +108,8 @@ def _line(options: argparse.Namespace, turns: Turns, history: int, whole: bool) 
         in_tok=history,
         cached_tokens=measured[-1][1],
         runs=len(ttfts),
-        ttft_ms_p50=statistics.median(ttfts) * 1000,
-        ttft_ms_p99=max(ttfts) * 1000,
+        ttft_ms_p50=round(statistics.median(ttfts) * 1000, 2),
+        ttft_ms_p99=round(max(ttfts) * 1000, 2),
     )
 
 

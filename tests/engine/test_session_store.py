@@ -152,6 +152,32 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(
     assert before is None or path.read_bytes() == before
 
 
+@pytest.mark.parametrize("change", ["turns = x'c1'", "tokens = x'010203'", "tokens = x''", "last_used = 'x'"])
+def test_a_damaged_file_is_one_sentence(path: Path, change: str) -> None:
+    store = SessionStore(path, "model")
+    store.save(stored("damaged"))
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE sessions SET {change}")
+        connection.commit()
+    again = SessionStore(path, "model")
+    with pytest.raises(StoreError, match=r"sessions.db cannot be read \(.*\): it is damaged; move it away"):
+        again.load()
+    again.close()
+
+
+def test_a_damaged_page_is_found_at_the_start_wherever_it_is(path: Path) -> None:
+    store = SessionStore(path, "model")
+    for number in range(40):
+        store.save(stored(str(number), 500))
+    store.close()
+    whole = path.read_bytes()
+    for page in range(1, len(whole) // 4096):
+        path.write_bytes(whole[: page * 4096] + b"\xff" * 4096 + whole[(page + 1) * 4096 :])
+        with pytest.raises(StoreError, match=r"sessions\.db cannot be "), closing(SessionStore(path, "model")) as again:
+            again.load()
+
+
 def test_a_read_only_file_is_refused() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
