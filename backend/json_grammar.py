@@ -85,11 +85,14 @@ class _Strings:
         declared = schema.get("properties", {})
         if False in declared.values():
             schema["properties"] = {name: each for name, each in declared.items() if each is not False}
-        unevaluated = schema.pop("unevaluatedProperties", False)
-        others = schema.get("additionalProperties", unevaluated)
+        if "unevaluatedProperties" in schema:
+            schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
+        others = schema.get("additionalProperties", False)
         if declared and others is not False:
             schema["patternProperties"] = {self._name(self._other_names(declared)): others}
             schema["additionalProperties"] = False
+        elif schema.get("additionalProperties") is False:
+            schema.pop("propertyNames", None)
 
     def _other_names(self, declared: Iterable[str]) -> str:
         """An expression of all names but those, each in one spelling: a rule for each beginning of one."""
@@ -136,10 +139,14 @@ def _numbered(character: str) -> str:
 
 
 def _drop_what_is_ruled_out(schema: dict[str, Any]) -> None:
-    """Alternatives that are false are none, and an array ends before an item that is."""
+    """Alternatives that are false are none, and an array ends before an item that is, or is one too many."""
     for name in ("anyOf", "oneOf"):
         if name in schema:
             schema[name] = [each for each in schema[name] if each is not False]
-    items = schema.get("prefixItems", [])
-    if False in items:
-        schema |= {"prefixItems": items[: items.index(False)], "items": False}
+    items = schema.pop("prefixItems", [])
+    possible = items[: items.index(False)] if False in items else items
+    possible = possible[: schema.get("maxItems")]
+    if possible:
+        schema["prefixItems"] = [{} if each is True else each for each in possible]
+    if len(possible) < len(items):
+        schema["items"] = False

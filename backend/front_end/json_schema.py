@@ -71,8 +71,7 @@ def check_schema(schema: Any) -> None:
     """Raises RequestError if an answer cannot be held to the schema, or no answer can fulfil it."""
     checker = _Checker(schema)
     checker.check(schema, "#", 0)
-    if not checker.is_finite():
-        raise RequestError("The JSON schema cannot be fulfilled: what it requires is ruled out or has no end.")
+    checker.require_ends()
 
 
 class _Checker:
@@ -81,6 +80,7 @@ class _Checker:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._targets: dict[str, Any] = {}  # by the references that were followed
+        self._checked: list[tuple[Any, str]] = [(root, "#")] if root is False else []  # with their places
 
     def check(self, schema: Any, place: str, depth: int) -> None:
         if isinstance(schema, bool):
@@ -90,6 +90,7 @@ class _Checker:
         if depth > _MAX_DEPTH:
             raise RequestError(f"The JSON schema is nested deeper than {_MAX_DEPTH} levels.")
         _check_keywords(schema, place)
+        self._checked.append((schema, place))
         if "$ref" in schema:
             reference = schema["$ref"]
             if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -101,12 +102,15 @@ class _Checker:
             is_names = name == "propertyNames" and isinstance(child, Mapping)
             self.check({"type": "string", **child} if is_names else child, f"{place}/{name}", depth + 1)
 
-    def is_finite(self) -> bool:
-        """Whether some finite text fulfils the checked schema."""
+    def require_ends(self) -> None:
+        """Raises RequestError if no finite text fulfils one of the checked schemas."""
         finite: set[str] = set()  # references that are known to have an end; grows as long as others rest on them
         while more := {name for name, target in self._targets.items() if _is_finite(target, finite)} - finite:
             finite |= more
-        return _is_finite(self._root, finite)
+        for schema, place in self._checked:
+            if not _is_finite(schema, finite):
+                what = "what it requires is ruled out or has no end"
+                raise RequestError(f"The JSON schema at {place} cannot be fulfilled: {what}.")
 
     def _target(self, reference: str) -> Any:
         try:
@@ -215,9 +219,11 @@ def _check_types(schema: Mapping[str, Any], place: str) -> None:
     _check_multiple(schema, types, place)
     _check_range(schema, types, place)
     check_names(schema, place)
-    undeclared = [name for name in schema.get("required", ()) if name not in schema.get("properties", {})]
-    if undeclared:
-        raise RequestError(f"The JSON schema at {place} requires {undeclared[0]!r}, which its properties lack.")
+    properties = schema.get("properties", {})
+    missing = [name for name in schema.get("required", ()) if properties.get(name, False) is False]
+    if missing:
+        what = f"it requires {missing[0]!r}, which its properties lack or rule out"
+        raise RequestError(f"The JSON schema at {place} cannot be fulfilled: {what}.")
 
 
 def _types(schema: Mapping[str, Any], place: str) -> list[str]:

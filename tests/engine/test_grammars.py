@@ -141,7 +141,11 @@ SCHEMAS = [
     typed("object", propertyNames={"pattern": '^"+$'}, additionalProperties={"type": "integer"}),
     typed("object", propertyNames={"maxLength": 2}, additionalProperties={"type": "null"}),
     typed("object", propertyNames={"enum": ["x", 'y"']}, additionalProperties={"type": "null"}),
+    typed("object", propertyNames={"maxLength": 2}, additionalProperties=False),
+    typed("object", unevaluatedProperties={"type": "integer"}),
     typed("array", items=False),
+    typed("array", prefixItems=[False, {"type": "null"}]),
+    typed("array", prefixItems=[True, {"type": "integer"}], items=True, maxItems=1),
     typed("array", prefixItems=[{"type": "null"}, False, {"type": "integer"}]),
     typed("array", prefixItems=[{"type": "null"}], items={"type": "boolean"}, minItems=1, maxItems=3),
     typed("array", items={"$ref": "#/$defs/code"}, minItems=1, maxItems=2)

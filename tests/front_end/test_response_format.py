@@ -160,6 +160,9 @@ def test_schemas_that_would_be_followed_in_part_are_refused(schema: Any, word: s
         {"type": "array", "items": False, "minItems": 1},
         {"type": "array", "prefixItems": [{}, False], "minItems": 2},
         {"anyOf": [False]},
+        {"type": "array", "prefixItems": [{"allOf": [False]}]},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        {"type": ["null", "object"], "properties": {"a": False}, "required": ["a"]},
         {"type": "string", "minLength": 3, "maxLength": 2},
     ],
 )
