@@ -35,25 +35,33 @@ class Usage:
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    dropped_turns: int = 0
 
     def add(self, chunk: Chunk) -> None:
         """Count a chunk of the answer."""
         self.completion += chunk.num_output_tokens
         self.cached = chunk.num_cached_tokens
+        self.dropped_turns = chunk.num_dropped_turns
         is_stateless = chunk.session_tokens is None
         self.prompt = chunk.num_input_tokens if is_stateless else (chunk.session_tokens or 0) - self.completion
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.prompt + other.prompt, self.cached + other.cached, self.completion + other.completion)
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+            self.dropped_turns + other.dropped_turns,
+        )
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's `usage`."""
-        return {
+        """OpenAI's `usage`, and what `context_overflow` dropped of the conversation."""
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        return usage | ({"num_dropped_turns": self.dropped_turns} if self.dropped_turns else {})
 
 
 @dataclass(frozen=True)

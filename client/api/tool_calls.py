@@ -12,13 +12,15 @@ Llama 3: the whole answer is one object, or several with semicolons between them
 """
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from limpet.client.wire import new_id
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")  # what an escape may leave, and no UTF-8 can say
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class ToolCallParser:
     def _objects(self, text: str) -> list[Call]:
         """The calls that `text` is; none if it is anything else."""
         calls: list[Call] = []
-        position, decoder = 0, json.JSONDecoder()
+        position, decoder = 0, json.JSONDecoder(parse_constant=_refuse)
         while text[position:].strip(" \n\r\t;"):
             position += len(text[position:]) - len(text[position:].lstrip(" \n\r\t;"))
             try:
@@ -101,9 +103,16 @@ class ToolCallParser:
         if not isinstance(value, dict) or value.get("name") not in self._tools:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
-        if isinstance(arguments, str):  # some models write the object as a string
-            return Call(value["name"], arguments)
-        return Call(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+        if not isinstance(arguments, str | dict):
+            return None
+        # Some models write the object as a string.
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return Call(value["name"], _HALF_OF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", written))
+
+
+def _refuse(constant: str) -> NoReturn:
+    """NaN and infinities are no JSON: what holds one is no call."""
+    raise ValueError(constant)
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -20,6 +20,15 @@ def test_whole_answer_with_its_counts(server: FakeServer, ask: openai.OpenAI) ->
     assert server.asked[0].inputs["stream"] is False
 
 
+def test_turns_that_were_dropped_are_counted(server: FakeServer, ask: openai.OpenAI) -> None:
+    overflow = {"context_overflow": "drop_oldest_turns"}
+    for num_dropped, shown in ((2, 2), (0, None)):
+        server.answer = lambda asked, num_dropped=num_dropped: iter([data("Hi", "stop", num_dropped=num_dropped)])
+        answer = ask.chat.completions.create(model="tiny", messages=QUESTION, extra_body=overflow)  # type: ignore[arg-type]
+        assert answer.usage is not None
+        assert getattr(answer.usage, "num_dropped_turns", None) == shown
+
+
 def test_streamed_answer_ends_with_its_counts(ask: openai.OpenAI) -> None:
     stream = ask.chat.completions.create(
         model="tiny",

@@ -34,6 +34,8 @@ ANSWERS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
     ('{"answer": 4}', '{"answer": 4}', []),
     ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
     ('{"name": "add", "parameters": {"a"', '{"name": "add", "parameters": {"a"', []),
+    ('{"name": "add", "parameters": {"a": NaN}}', '{"name": "add", "parameters": {"a": NaN}}', []),
+    (r'{"name": "add", "parameters": {"a": "\ud83d"}}', "", [("add", {"a": "\N{REPLACEMENT CHARACTER}"})]),
     ("  ", "  ", []),
 ]
 
