@@ -22,7 +22,7 @@ from limpet.benchmarks.workload import uniform
 
 WARM_STEPS, STEPS = 20, 20
 NAME_WIDTH = 90
-COLLECTIVES = ("nccl", "all_reduce")  # in the kernels' names
+COLLECTIVES = ("nccl", "sum_and_norm")  # in the kernels' names
 
 
 def profile_decodes(engine: Engine, batch: int, prompt_tokens: int) -> None:

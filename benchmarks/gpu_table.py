@@ -1,5 +1,7 @@
 """The GPU section of docs/benchmarks.md: this engine beside its peers on one kind of GPU."""
 
+from collections.abc import Iterable
+
 import msgspec
 from rich.box import MARKDOWN
 from rich.table import Table
@@ -31,20 +33,23 @@ in flight. The peers were measured on the same kind of machine with the same req
 SEVERAL_HEAD = """\
 ## Several {gpu}s of one host
 
-`limpet-bench engine --model … --tp 2`, the rest as above; {date}, commit {commit}. Efficiency: what one GPU takes over
-what so many take, divided by their number. NVLink multicast is off. A first look: each row is one run after a warm-up.
+`limpet-bench engine --model … --tp N`, the rest as above; {date}, commit {commit}. Efficiency: what one GPU takes over
+what so many take, divided by their number. NVLink multicast is off. The reference pull request's own figure for
+DeepSeek-V2 is 3.627 requests/s on eight A100s.
 """
 
 PLAN_HEAD = f"""\
-## Memory of DeepSeek-V2 (236 B) on four and eight GPUs
+## DeepSeek-V2 (236 B) on four and eight GPUs: planned, and what four took
 
-`python -m benchmarks.memory_plan`: planned, not measured. Each rank's part is built of meta tensors by the engine's own
-code and added up by the loader's; {GPU_GIB:g} GiB a GPU, {TAKEN_GIB:g} of them for steps, CUDA graphs and CUDA itself.
+`python -m benchmarks.memory_plan`: each rank's part is built of meta tensors by the engine's own code and added up by
+the loader's; {GPU_GIB:g} GiB a GPU, {TAKEN_GIB:g} of them for steps, CUDA graphs and CUDA itself. On four GPUs the
+loader then had the planned weights, and room for 20.8 GiB of cache, since steps and graphs took less.
 """
-ADDED_US = 10.0  # two sums a layer; Llama-2-13B on two GPUs takes about 4 µs for each
+V2_LAYERS, V2_RANKS = 26, 2  # the largest part of V2 that two GPUs hold
 STEPS_HEAD = f"""\
-Decode steps, predicted and not measured: the bytes that a GPU reads at {RATE_GB_S:g} GB/s, and for each layer what
-V2-Lite's layers took beyond their reading on one GPU, with {ADDED_US:g} µs for its two sums over the GPUs.
+Decode steps: predicted as the bytes that a GPU reads at {RATE_GB_S:g} GB/s, and for each layer what the {V2_LAYERS}
+layers on {V2_RANKS} GPUs took beyond their reading. What four GPUs took was measured before the sum over the ranks and
+the norm after it became one kernel.
 """
 
 
@@ -63,8 +68,8 @@ class PeerFigures(msgspec.Struct, frozen=True):
 SERVED_HEAD = """\
 ## Through tritonserver on one {gpu}
 
-`python -m benchmarks.served`: limpet-serve and gRPC streaming, load from several processes of the same machine, each
-figure the median of {runs} runs; {date}, commit {commit}.
+`python -m benchmarks.served`: limpet-serve and gRPC streaming, load from several processes of the same machine;
+{date}, commit {commit}.
 """
 
 
@@ -76,7 +81,7 @@ def gpu_sections() -> list[str]:
     models = sorted({each.model for each in alone})
     sections = [_section([each for each in alone if each.model == model], alone_peers) for model in models]
     served = [each for path in sorted(RESULTS.glob("*-served.jsonl")) for each in result.read(path) if each.gpu]
-    return [*sections, *_several(found, peers), *_served(served), _plan(alone)]
+    return [*sections, *_several(found, peers), *_served(served), *_plan(found)]
 
 
 def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
@@ -110,7 +115,29 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
     for size in sorted({size or 0 for _, _, size in newest}):
         both = [_figure(newest.get(case)) for case in (("decode", 256, size), ("prefill", 16, size))]
         sizes.add_row(str(size), *(f"{figure:,.2f}" if figure else "" for figure in both))
-    return "\n".join((head, render(table), render(sizes)))
+    return "\n".join((head, render(table), *_latencies(newest.values()), render(sizes)))
+
+
+def _latencies(measured: Iterable[Result]) -> list[str]:
+    """What users of the field's serving benchmark look at, of the parts with many requests."""
+    loads = [each for each in measured if each.part in ("sharegpt", "rate", "fixed") and each.block_size == 64]
+    if not loads:
+        return []
+    columns = ("requests/s", "output tokens/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT mean, ms", "ITL p99, ms")
+    table = Table("load", *columns, box=MARKDOWN)
+    for each in loads:
+        latencies = (each.ttft_ms_p50, each.ttft_ms_p99, each.tpot_ms_mean, each.itl_ms_p99)
+        figures = [f"{figure or 0:,.1f}" for figure in (each.req_s, each.out_tok_s, *latencies)]
+        table.add_row(_load(each), *figures)
+    return [render(table)]
+
+
+def _load(each: Result) -> str:
+    if each.rate is not None:
+        return f"rate: {each.req} requests of sharegpt, {each.rate:g} a second (Poisson)"
+    if each.part == "fixed":
+        return f"fixed: {each.req} of 2048 in, 2048 out, {each.concurrency} in flight"
+    return f"{each.part}: {each.req}, {each.concurrency} in flight"
 
 
 def _served(found: list[Result]) -> list[str]:
@@ -118,19 +145,21 @@ def _served(found: list[Result]) -> list[str]:
     served = {(each.model, each.part, each.concurrency): each for each in found if each.via == "grpc"}
     if not served:
         return []
-    columns = ("model", "part", "streams", "front ends", "requests/s", "output tokens/s", "TTFT p50, ms", "ITL p99, ms")
-    table = Table(*columns, box=MARKDOWN)
+    columns = ("requests/s", "output tokens/s", "TTFT p50, ms", "ITL p99, ms", "runs")
+    table = Table("model", "part", "streams", "front ends", *columns, box=MARKDOWN)
     for (model, part, concurrency), each in sorted(served.items()):
         rates = [f"{figure or 0:,.1f}" for figure in (each.req_s, each.out_tok_s, each.ttft_ms_p50, each.itl_ms_p99)]
-        table.add_row(model, part, str(concurrency), str(each.front_ends), *rates)
+        table.add_row(model, part, str(concurrency), str(each.front_ends), *rates, str(each.runs))
     first = next(iter(served.values()))
-    head = SERVED_HEAD.format(gpu=first.gpu, date=first.date, commit=first.commit, runs=first.runs)
+    commits = ", ".join(dict.fromkeys(each.commit for each in served.values()))
+    head = SERVED_HEAD.format(gpu=first.gpu, date=first.date, commit=commits)
     return [head + "\n" + render(table)]
 
 
 def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
     """Models on several GPUs beside one, and how much of the best that so many could give they do."""
-    newest = {(each.model, each.part, each.concurrency, each.tp): each for each in found if not each.deterministic}
+    usual = [each for each in found if each.block_size == 64 and not each.deterministic]
+    newest = {(each.model, each.part, each.concurrency, each.tp): each for each in usual}
     shared = [each for each in newest.values() if each.tp > 1]
     if not shared:
         return []
@@ -153,20 +182,23 @@ def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
             *(f"{theirs[key]:g}" if (key := (name, *case, each.tp)) in theirs else "" for name in names),
             f"{each.mem_gb or 0:.0f}",
         )
-    return [SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=shared[0].commit) + "\n" + render(table)]
+    commits = ", ".join(dict.fromkeys(each.commit for each in shared))
+    return [SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=commits) + "\n" + render(table)]
 
 
-def _plan(alone: list[Result]) -> str:
-    """What nobody could measure yet."""
-    lite = {
-        each.concurrency or 0: each.step_ms
-        for each in alone
-        if (each.model, each.part, each.block_size, each.deterministic) == ("deepseek-v2-lite", "decode", 64, False)
-        and each.step_ms is not None
-    }
-    run = MeasuredRun(RankPlan.of(SHAPES["deepseek-v2-lite"], 0, 1), "V2-Lite on one GPU", lite, ADDED_US)
-    tables = [render(memory_table("deepseek-v2", (4, 8))), STEPS_HEAD, render(step_table("deepseek-v2", (4, 8), run))]
-    return "\n".join((PLAN_HEAD, *tables))
+def _plan(found: list[Result]) -> list[str]:
+    """The largest model, from a run of some of its layers."""
+    some, whole = f"deepseek-v2, {V2_LAYERS} layers", "deepseek-v2"
+    steps = {(each.model, each.tp, each.concurrency or 0): each.step_ms for each in found if each.step_ms is not None}
+    run = {batch: ms for (model, tp, batch), ms in steps.items() if (model, tp) == (some, V2_RANKS)}
+    if not run:
+        return []
+    config = msgspec.structs.replace(SHAPES[whole], num_layers=V2_LAYERS)
+    measured = MeasuredRun(RankPlan.of(config, 0, V2_RANKS), f"{V2_LAYERS} layers on {V2_RANKS} GPUs", run)
+    taken = {batch: ms for (model, tp, batch), ms in steps.items() if (model, tp) == (whole, 4)}
+    degrees = (4, 8)
+    predicted = step_table(whole, degrees, measured, found={4: taken} if taken else None)
+    return ["\n".join((PLAN_HEAD, render(memory_table(whole, degrees)), STEPS_HEAD, render(predicted)))]
 
 
 def _unit(part: str) -> str:

@@ -116,8 +116,14 @@ def memory_table(model: str, degrees: Sequence[int], gpu_gib: float = GPU_GIB, t
     return table
 
 
-def step_table(model: str, degrees: Sequence[int], run: MeasuredRun, rate_gb_s: float = RATE_GB_S) -> Table:
-    """Predicted decode steps, a row for each batch of the measured run."""
+def step_table(
+    model: str,
+    degrees: Sequence[int],
+    run: MeasuredRun,
+    rate_gb_s: float = RATE_GB_S,
+    found: Mapping[int, Mapping[int, float]] | None = None,
+) -> Table:
+    """Predicted decode steps, a row for each batch of the measured run; beside them what a degree in `found` took."""
     config, rate = SHAPES[model], rate_gb_s * 1e9
     table = Table(
         "batch",
@@ -125,6 +131,7 @@ def step_table(model: str, degrees: Sequence[int], run: MeasuredRun, rate_gb_s: 
         "of it reading",
         "else, µs a layer",
         *(f"{config.num_layers} layers on {tp} GPUs, ms" for tp in degrees),
+        *(f"measured on {tp}, ms" for tp in found or {}),
         box=MARKDOWN,
     )
     plans = [RankPlan.of(config, 0, tp) for tp in degrees]
@@ -134,7 +141,8 @@ def step_table(model: str, degrees: Sequence[int], run: MeasuredRun, rate_gb_s: 
         each = per_layer + run.added_us / 1e6
         predicted = [plan.step_bytes(batch) / rate + each * config.num_layers for plan in plans]
         shown = [f"{1e3 * seconds:.1f}" for seconds in predicted]
-        table.add_row(str(batch), f"{ms:.2f}", f"{1e3 * reading:.2f}", f"{1e6 * per_layer:.0f}", *shown)
+        measured = [f"{steps[batch]:.1f}" if batch in steps else "" for steps in (found or {}).values()]
+        table.add_row(str(batch), f"{ms:.2f}", f"{1e3 * reading:.2f}", f"{1e6 * per_layer:.0f}", *shown, *measured)
     return table
 
 
