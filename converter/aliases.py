@@ -1,12 +1,11 @@
 """More Triton models in front of the same engine, for clients that want other shapes or types."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from limpet.backend.config import ALIAS_OF, ConfigError, read_parameters
 from limpet.converter.errors import ConversionError
-from limpet.converter.workspace import ADMIN, TEMPLATES, Face, checked_name, published, render_config
+from limpet.converter.workspace import ADMIN, Face, checked_name, write_model_files
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,13 @@ def require_free_alias(repository: Path, alias: Alias, model: str) -> None:
         )
 
 
-def write_alias(repository: Path, alias: Alias, model: str) -> None:
-    """Put the alias beside its model."""
+def write_alias(building: Path, alias: Alias, model: str) -> None:
+    """Build the alias beside its model."""
     parameters = (
         f"# Answered by this model's engine, with its settings.\n"
         f'parameters {{ key: "{ALIAS_OF}" value {{ string_value: "{model}" }} }}'
     )
-    with published(repository / alias.name) as folder:
-        (folder / "config.pbtxt").write_text(render_config(alias.name, alias.face, parameters), "utf-8")
-        (folder / "1").mkdir()
-        shutil.copyfile(TEMPLATES / "model" / "model.py", folder / "1" / "model.py")
+    write_model_files(building / alias.name, alias.face, parameters)
 
 
 def _parse(text: str, model: str) -> Alias:

@@ -16,7 +16,7 @@ SOURCE is one of
   a GGUF file               of any quantisation; weights are dequantised
   a Hugging Face folder     config.json, *.safetensors or *.bin, tokenizer.json or tokenizer.model
   a Meta folder             params.json, consolidated.*.pth, tokenizer.model (here or one folder up)
-of the Llama, Mistral, Qwen2, Qwen3 or InternLM2 architecture. It is only read; nothing in it is executed.
+of the Llama, Mistral, Qwen2, Qwen3, InternLM2 or DeepSeek-V2 architecture. It is only read; nothing in it is executed.
 
 The result is WORKSPACE/model_repository/NAME: configuration, weights, tokenizer, chat template, and a manifest with
 checksums. It appears there complete or not at all."""

@@ -7,6 +7,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 
 from limpet.converter.errors import ConversionError
+from limpet.converter.library_faults import told_as
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -47,10 +48,8 @@ def build_byte_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, st
 
     Raises ConversionError for an unknown pre-tokenizer, or a merge of tokens that the vocabulary lacks.
     """
-    try:
+    with told_as("The tokenizer's merges do not fit its vocabulary"):
         model = BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=pre in LLAMA3_NAMES)
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise ConversionError(f"The tokenizer's merges do not fit its vocabulary ({error}).") from None
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from limpet.backend.checkpoint import CheckpointDir, CheckpointError, FileEntry, Manifest, ModelConfig
 from limpet.converter.chat_template import is_append_only
 from limpet.converter.errors import ConversionError
+from limpet.converter.library_faults import told_as
 from limpet.converter.links import file_entry
 from limpet.converter.rules import TensorInfo
 from limpet.converter.safetensors_file import SafetensorsReader
@@ -35,7 +36,8 @@ def check_model(root: Path, progress: Progress) -> Manifest:
     for name, entry in manifest.files.items():
         _require_checksum(checkpoint.folder / name, entry, progress)
     _require_weights(weight_files, manifest.linked, checkpoint.model_config())
-    Tokenizer.from_file(str(checkpoint.tokenizer_path))
+    with told_as("tokenizer.json cannot be read"):
+        Tokenizer.from_file(str(checkpoint.tokenizer_path))
     template = checkpoint.chat_template()
     if template is not None:
         is_append_only(template, checkpoint.tokenizer_config())

@@ -16,12 +16,15 @@ from limpet.converter.convert import convert
 from limpet.converter.errors import ConversionError
 from limpet.converter.plan import Options, make_plan
 from limpet.converter.report import print_files, print_next_steps, print_plan, print_warnings, progress_bar
+from limpet.converter.workspace import INTERRUPTIONS, uninterrupted
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     wanted = parse_arguments(argv)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in INTERRUPTIONS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupted)
     console = Console(stderr=True)
     try:
         return _check(wanted, console) if isinstance(wanted, Path) else _convert(wanted, console)
@@ -43,7 +46,8 @@ def _convert(options: Options, console: Console) -> int:
         return 0
     with progress_bar(console, f"Converting {plan.name}", plan.total_bytes) as progress:
         manifest = convert(plan, progress)
-    print_next_steps(Console(), plan, manifest)
+    with uninterrupted():  # it is done: nobody may read that nothing was changed
+        print_next_steps(Console(), plan, manifest)
     return 0
 
 
@@ -71,6 +75,6 @@ def _sentence(error: OSError) -> str:
     return f"{place}{error.strerror or error}."
 
 
-def _terminated(signum: int, frame: object) -> NoReturn:
-    # Ends like Ctrl-C, so that the temporary folder goes.
+def _interrupted(signum: int, frame: object) -> NoReturn:
+    # Whatever it is ends like Ctrl-C, so that the temporary folder goes.
     raise KeyboardInterrupt

@@ -9,36 +9,41 @@ from rich.filesize import decimal
 
 from limpet.backend.checkpoint import FORMAT_VERSION, CheckpointDir, FileEntry, Manifest
 from limpet.converter.aliases import write_alias
+from limpet.converter.engine_settings import render_parameters
 from limpet.converter.errors import ConversionError
 from limpet.converter.links import link_files, link_name
 from limpet.converter.plan import Plan
 from limpet.converter.rules import Step
 from limpet.converter.weights import Progress, write_weights
-from limpet.converter.workspace import add_admin_model, published, write_model_files
+from limpet.converter.workspace import Face, add_admin_model, published, write_model_files
 
 
 def convert(plan: Plan, progress: Progress) -> Manifest:
     """Write the planned model; returns its manifest. After any failure the target is as it was before."""
     _require_space(plan)
-    with published(plan.target) as folder:
-        write_model_files(folder, plan.name, plan.engine)
-        checkpoint = CheckpointDir(folder)
-        checkpoint.folder.mkdir()
-        entries = _write_small_files(plan, checkpoint)
-        entries |= write_weights(checkpoint.folder, plan.shards, plan.source.store, plan.config, progress)
-        entries |= link_files(checkpoint.folder, plan.linked, plan.source.store, plan.config, progress)
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            limpet_version=version("limpet"),
-            source=f"{plan.source.kind}: {plan.source.name}",
-            num_parameters=plan.num_parameters,
-            files=entries,
-            linked={link_name(path): _link_names(steps) for path, steps in plan.linked.items()},
-        )
-        checkpoint.manifest_path.write_bytes(_pretty(manifest))
-    for alias in plan.aliases:
-        write_alias(plan.target.parent, alias, plan.name)
-    add_admin_model(plan.target.parent)
+    with published(plan.workspace) as building:
+        write_model_files(building / plan.name, Face(), render_parameters(plan.engine))
+        manifest = _write_checkpoint(plan, CheckpointDir(building / plan.name), progress)
+        for alias in plan.aliases:
+            write_alias(building, alias, plan.name)
+        add_admin_model(building, plan.target.parent)
+    return manifest
+
+
+def _write_checkpoint(plan: Plan, checkpoint: CheckpointDir, progress: Progress) -> Manifest:
+    checkpoint.folder.mkdir()
+    entries = _write_small_files(plan, checkpoint)
+    entries |= write_weights(checkpoint.folder, plan.shards, plan.source.store, plan.config, progress)
+    entries |= link_files(checkpoint.folder, plan.linked, plan.source.store, plan.config, progress)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        limpet_version=version("limpet"),
+        source=f"{plan.source.kind}: {plan.source.name}",
+        num_parameters=plan.num_parameters,
+        files=entries,
+        linked={link_name(path): _link_names(steps) for path, steps in plan.linked.items()},
+    )
+    checkpoint.manifest_path.write_bytes(_pretty(manifest))
     return manifest
 
 

@@ -35,7 +35,10 @@ def complete_gguf_deepseek(numbers: GGUFNumbers, config: ModelConfig) -> ModelCo
 
 
 def deepseek_layout(file: GGUFFile, config: ModelConfig) -> Layout:
-    return gguf_deepseek(config, splits_kv_b="blk.0.attn_kv_b.weight" not in file.tensors)
+    splits_kv_b = "blk.0.attn_kv_b.weight" not in file.tensors
+    if splits_kv_b and config.num_heads > len(file.tensors):  # each head is a member of a stack
+        raise ConversionError(f"The GGUF file states {config.num_heads} heads, and has {len(file.tensors)} tensors.")
+    return gguf_deepseek(config, splits_kv_b=splits_kv_b)
 
 
 def _with_mscale(numbers: GGUFNumbers, scaling: RopeScaling | None) -> RopeScaling | None:

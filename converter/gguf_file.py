@@ -16,7 +16,15 @@ from limpet.converter.rules import TensorInfo
 from limpet.converter.source_folder import SourceFolder
 
 _MAGIC = b"GGUF"
-_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+
+
+class _Reader(GGUFReader):  # type: ignore[misc]
+    def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        # Past the end the library reads nothing, and counts on: of a damaged length for hours.
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+            raise ValueError("the header ends past the file")
+        return super()._get(offset, dtype, count, override_order)
 
 
 class _Place(NamedTuple):
@@ -94,14 +102,27 @@ class GGUFFile:
         self._places[name] = place
 
 
+def is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
+
+
+def gguf_models(folder: Path) -> list[str]:
+    """Names of the GGUF files in a folder; of one in several parts the first part's."""
+    found: dict[str, str] = {}
+    for path in sorted(filter(is_gguf, folder.iterdir())):
+        match = _PART_NAME.fullmatch(path.name)
+        found.setdefault(match[1] if match else path.name, path.name)
+    return list(found.values())
+
+
 def _part_paths(path: Path) -> list[Path]:
     """All files of a model, the one with the metadata first, whichever of them `path` is."""
     match = _PART_NAME.fullmatch(path.name)
     if match is None:
         return [path]
-    stem, count = match[1], match[3]
+    stem, count, suffix = match[1], match[3], match[4]
     folder = SourceFolder(path.parent)
-    names = (f"{stem}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1))
+    names = (f"{stem}-{number:05}-of-{count}{suffix}" for number in range(1, int(count) + 1))
     paths = [path if name == path.name else folder.file(name) for name in names]
     missing = [part.name for part in paths if not part.exists()]
     if missing:
@@ -115,8 +136,8 @@ def _read_header(path: Path) -> tuple[dict[str, Any], list[Any]]:
         if file.read(4) != _MAGIC:
             raise ConversionError(f"{path.name} is no GGUF file.")
     try:
-        reader = GGUFReader(path)
+        reader = _Reader(path)
         return {key: field.contents() for key, field in reader.fields.items()}, reader.tensors
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError):
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         # The library indexes past a cut file or meets nonsense where the header should be.
         raise ConversionError(f"{path.name} is damaged or cut short: download it again.") from None

@@ -14,7 +14,7 @@ from limpet.converter.gguf_numbers import GGUFNumbers
 from limpet.converter.gguf_tokenizer import read_gguf_tokenizer
 from limpet.converter.layouts import GGUF_HALF_SPLIT, GGUF_INTERLEAVED
 from limpet.converter.rope import context_limit, llama3_divisors
-from limpet.converter.rules import Layout
+from limpet.converter.rules import Layout, require_enough_tensors
 from limpet.converter.source import Source
 
 DEEPSEEK = "deepseek2"
@@ -38,6 +38,7 @@ def open_gguf(path: Path) -> Source:
         )
     tokenizer = read_gguf_tokenizer(file.metadata)
     config = _GGUFConfig(file, architecture).model_config()
+    require_enough_tensors(config, file.tensors)
     kind = f"GGUF file, {file.main_type()}"
     name, layout = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), _LAYOUTS[architecture](file, config)
     return Source(kind, name, config, layout, file, tokenizer)
@@ -139,7 +140,7 @@ class _GGUFConfig:
 
         Raises ConversionError if the divisors are not those of Llama 3's own constants.
         """
-        divisors = self._file.read("rope_freqs.weight")
+        divisors, head_dim = self._file.read("rope_freqs.weight"), self._head_dim()
         scaling = RopeScaling(
             rope_type="llama3",
             factor=float(divisors.max()),
@@ -147,7 +148,9 @@ class _GGUFConfig:
             high_freq_factor=4.0,
             original_max_position_embeddings=8192,
         )
-        expected = llama3_divisors(scaling, self._numbers.positive("rope.freq_base", 10000.0), self._head_dim())
-        if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
+        theta = self._numbers.positive("rope.freq_base", 10000.0)
+        if divisors.shape != (head_dim // 2,) or not torch.allclose(
+            divisors, llama3_divisors(scaling, theta, head_dim), rtol=1e-3
+        ):
             raise ConversionError("The GGUF file's rope_freqs.weight is not Llama 3's rope scaling: not supported.")
         return scaling

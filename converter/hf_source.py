@@ -9,7 +9,7 @@ import torch
 from limpet.converter.errors import ConversionError
 from limpet.converter.hf_config import find_architecture, read_model_config
 from limpet.converter.hf_tokenizer import read_hf_tokenizer
-from limpet.converter.rules import TensorInfo, main_dtype
+from limpet.converter.rules import TensorInfo, main_dtype, require_enough_tensors
 from limpet.converter.safetensors_file import SafetensorsReader
 from limpet.converter.source import Source
 from limpet.converter.source_folder import SourceFolder
@@ -18,7 +18,7 @@ from limpet.converter.torch_file import TorchReader
 
 
 @dataclass(frozen=True)
-class _Format:
+class Format:
     """One way of storing a folder's tensors: in a single file, or in those that an index names."""
 
     single: str
@@ -30,7 +30,7 @@ class _Format:
 
 
 # In the order of preference: unlike a pickle, safetensors holds nothing but tensors.
-_FORMATS = (_Format("model.safetensors", SafetensorsReader), _Format("pytorch_model.bin", TorchReader))
+_FORMATS = (Format("model.safetensors", SafetensorsReader), Format("pytorch_model.bin", TorchReader))
 
 
 class HFStore:
@@ -39,7 +39,10 @@ class HFStore:
     def __init__(self, folder: SourceFolder) -> None:
         self._readers: dict[str, SafetensorsReader | TorchReader] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        form = _find_format(folder)
+        form = find_format(folder)
+        if form is None:
+            known = " or ".join(each.single for each in _FORMATS)
+            raise ConversionError(f"No {known} in {folder.name}, nor an index of their parts.")
         for path, names in _weight_files(folder, form).items():
             reader = form.open(path)
             for name in names if names is not None else reader.tensors:
@@ -63,18 +66,17 @@ def open_hf_folder(folder: SourceFolder) -> Source:
     store = HFStore(folder)
     tokenizer = read_hf_tokenizer(folder, raw)
     config = read_model_config(raw, main_dtype(store.tensors))
+    require_enough_tensors(config, store.tensors)
     return Source(f"Hugging Face folder, {name}", folder.name, config, architecture.layout(config), store, tokenizer)
 
 
-def _find_format(folder: SourceFolder) -> _Format:
-    for form in _FORMATS:
-        if folder.file(form.index).exists() or folder.file(form.single).exists():
-            return form
-    names = " or ".join(form.single for form in _FORMATS)
-    raise ConversionError(f"No {names} in {folder.name}, nor an index of their parts.")
+def find_format(folder: SourceFolder) -> Format | None:
+    """How the folder stores its tensors, if it has any."""
+    stored = (f for f in _FORMATS if folder.file(f.index).exists() or folder.file(f.single).exists())
+    return next(stored, None)
 
 
-def _weight_files(folder: SourceFolder, form: _Format) -> dict[Path, list[str] | None]:
+def _weight_files(folder: SourceFolder, form: Format) -> dict[Path, list[str] | None]:
     """Files to read and the tensors to take from each; None: all of them."""
     if not folder.file(form.index).exists():
         return {folder.file(form.single): None}

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from limpet.backend.checkpoint import GenerationDefaults, TokenizerConfig
 from limpet.converter.errors import ConversionError
+from limpet.converter.library_faults import told_as
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import Piece, PieceType, build_sentencepiece
 from limpet.converter.source import SourceTokenizer
@@ -19,6 +20,7 @@ from limpet.converter.special_tokens import add_tokens, set_bos, starts_with
 from limpet.converter.text_file import as_record, read_json_if_present, read_text
 from limpet.converter.tiktoken_vocab import BEGIN, END_OF_TURN, build_llama3, is_tiktoken
 
+_PLAIN_TEXTS = ("a", " The tide's 12 limpets,\n\n3 rocks. ", "Прилив 你好 😀")
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
@@ -56,6 +58,17 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True):
         return {key: token if isinstance(token, str) else token.content for key, token in tokens.items() if token}
 
 
+class _TokenizerModel(msgspec.Struct, frozen=True):
+    type: str | None = None
+    continuing_subword_prefix: str | None = None
+
+
+class _TokenizerFile(msgspec.Struct, frozen=True):
+    """What of tokenizer.json is looked at before the library reads it."""
+
+    model: _TokenizerModel
+
+
 class _EndIds(msgspec.Struct, frozen=True):
     """The same key of config.json and generation_config.json; some files say -1 where there is none."""
 
@@ -73,6 +86,7 @@ def read_hf_tokenizer(folder: SourceFolder, config: Mapping[str, Any]) -> Source
     tokenizer, names = _load(folder, declared, settings)
     names |= _read_settings(folder.file("special_tokens_map.json")).names() | settings.names()
     _add_missing_tokens(tokenizer, declared, names)
+    _try(tokenizer)
     bos = names.get("bos_token")
     if bos is None and not folder.file("tokenizer_config.json").exists():
         bos = _token_of_id(tokenizer, config.get("bos_token_id"))
@@ -128,7 +142,8 @@ def _load(
     model = read_sentencepiece_model(path)
     # "legacy" is transformers' word for SentencePiece's way: a space prefix after special tokens too.
     spaces = replace(model.spaces, prefix_after_special=settings.legacy is not False)
-    tokenizer = build_sentencepiece(_with_declared(model.pieces, declared), spaces)
+    model = replace(model, pieces=_with_declared(model.pieces, declared))
+    tokenizer = build_sentencepiece(model.pieces, spaces)
     set_bos(tokenizer, model.bos)
     return tokenizer, {key: text for key, text in (("bos_token", model.bos), ("eos_token", model.eos)) if text}
 
@@ -145,10 +160,13 @@ def _with_declared(pieces: Sequence[Piece], declared: Mapping[int, _Token]) -> l
 
 
 def _load_json(path: Path) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise ConversionError(f"{path.name} cannot be read ({error}).") from None
+    data = path.read_bytes()
+    with told_as(f"{path.name} cannot be read"):
+        model = msgspec.json.decode(data, type=_TokenizerFile).model
+        # On a BPE whose merges lack the prefix the library aborts the process.
+        if model.continuing_subword_prefix and model.type != "WordPiece":
+            raise ConversionError(f"{path.name} has a continuing_subword_prefix: not supported.")
+        tokenizer = Tokenizer.from_buffer(data)
     # Some files keep the limits of their training run.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -174,6 +192,13 @@ def _add_missing_tokens(tokenizer: Tokenizer, declared: Mapping[int, _Token], na
     whole |= {token.content for token in declared.values()}
     known = [name for name in names.values() if tokenizer.token_to_id(name) is not None]
     add_tokens(tokenizer, [name for name in known if name not in whole])
+
+
+def _try(tokenizer: Tokenizer) -> None:
+    """Raise ConversionError for what the library finds wrong with a tokenizer only when it is used."""
+    with told_as("The tokenizer fails on plain text"):
+        for text in _PLAIN_TEXTS:
+            tokenizer.decode(tokenizer.encode(text).ids)
 
 
 def _settle_bos(tokenizer: Tokenizer, wanted: bool | None, bos: str | None) -> bool:

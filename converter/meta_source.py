@@ -6,7 +6,7 @@ from limpet.backend.checkpoint import ModelConfig, RopeScaling, TokenizerConfig
 from limpet.converter.errors import ConversionError
 from limpet.converter.layouts import META
 from limpet.converter.meta_store import MetaStore
-from limpet.converter.rules import main_dtype
+from limpet.converter.rules import main_dtype, require_enough_tensors
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
 from limpet.converter.sentencepiece_vocab import build_sentencepiece
 from limpet.converter.source import Source, SourceTokenizer
@@ -48,6 +48,7 @@ def open_meta_folder(folder: SourceFolder) -> Source:
     store = MetaStore(folder, params.dim)
     tokenizer = _read_tokenizer(folder)
     config = _model_config(params, store, tokenizer)
+    require_enough_tensors(config, store.tensors)
     context = config.max_position_embeddings
     warning = f"{PARAMS} does not state the context: its other values are those of a model of {context} tokens."
     return Source("Meta folder", folder.name, config, META, store, tokenizer, (warning,))

@@ -38,10 +38,12 @@ class TensorInfo:
 
 
 def main_dtype(tensors: Mapping[str, TensorInfo]) -> DType:
-    """The type on disk of most of these weights."""
+    """The type on disk of most of these weights; raises ConversionError if there are none."""
     sizes: Counter[torch.dtype] = Counter()
     for info in tensors.values():
         sizes[info.dtype] += math.prod(info.shape)
+    if not sizes:
+        raise ConversionError("The checkpoint holds no tensors.")
     return WEIGHT_DTYPES.get(sizes.most_common(1)[0][0], "float32")
 
 
@@ -90,15 +92,24 @@ def fuse(target: str, *parts: Part) -> Rule:
     return Rule(target, parts)
 
 
+def require_enough_tensors(config: ModelConfig, available: Mapping[str, TensorInfo]) -> None:
+    """Raise ConversionError for more layers or experts than there are tensors, before rules are made for each."""
+    experts, needed, each = config.experts, config.num_layers, ""
+    if experts is not None:
+        num_sparse = max(config.num_layers - experts.num_dense_layers, 1)
+        needed += num_sparse * experts.num_experts + experts.num_shared_experts
+        each = f" with {experts.num_experts} experts and {experts.num_shared_experts} shared ones"
+    if needed > len(available):
+        raise ConversionError(
+            f"The configuration has {config.num_layers} layers{each}, the checkpoint {len(available)} tensors."
+        )
+
+
 def plan_steps(layout: Layout, config: ModelConfig, available: Mapping[str, TensorInfo]) -> list[Step]:
     """Every target weight with its sources, in writing order.
 
     Raises ConversionError when a tensor is missing, left over or has a shape the configuration does not imply.
     """
-    if config.num_layers > len(available):
-        raise ConversionError(
-            f"The configuration has {config.num_layers} layers, the checkpoint {len(available)} tensors."
-        )
     shapes = target_shapes(config)
     rules = _expand(layout, config.num_layers)
     steps = [Step(target, shape, rules[target].parts) for target, shape in shapes.items()]

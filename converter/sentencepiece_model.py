@@ -15,8 +15,6 @@ from limpet.converter.errors import ConversionError
 from limpet.converter.sentencepiece_vocab import Piece, PieceType, SpaceRules
 
 _Value: TypeAlias = int | bytes
-
-
 _UNIGRAM, _BPE = 1, 2
 
 
@@ -24,8 +22,20 @@ _UNIGRAM, _BPE = 1, 2
 class SentencePieceModel:
     pieces: list[Piece]
     spaces: SpaceRules
-    bos: str | None
-    eos: str | None
+    bos_id: int
+    eos_id: int
+
+    @property
+    def bos(self) -> str | None:
+        return self._text_of(self.bos_id)
+
+    @property
+    def eos(self) -> str | None:
+        return self._text_of(self.eos_id)
+
+    def _text_of(self, index: int) -> str | None:
+        """None for an id that is no piece: -1, which says that there is none, arrives as 2**64 - 1."""
+        return self.pieces[index].text if index < len(self.pieces) else None
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
@@ -41,33 +51,31 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
                 trainer = dict(_fields(_message(value)))
             elif number == 3:
                 normalizer = dict(_fields(_message(value)))
-    except (IndexError, TypeError, ValueError, struct.error):
+        bos_id, eos_id = _number(trainer.get(41, 1)), _number(trainer.get(42, 2))
+    except (LookupError, TypeError, ValueError, struct.error):
         raise ConversionError(f"{path.name} is no SentencePiece model.") from None
     if not pieces:
         raise ConversionError(f"{path.name} is no SentencePiece model.")
     if trainer.get(3, _UNIGRAM) != _BPE or normalizer.get(2, b"") != b"" or not normalizer.get(5, True):
         raise ConversionError(f"{path.name} is no plain BPE model: a tokenizer.json is needed beside it.")
-    return SentencePieceModel(
-        pieces=pieces,
-        spaces=SpaceRules(prefix=bool(normalizer.get(3, True)), remove_extra=bool(normalizer.get(4, True))),
-        bos=_text_of(pieces, int(trainer.get(41, 1))),
-        eos=_text_of(pieces, int(trainer.get(42, 2))),
-    )
-
-
-def _text_of(pieces: list[Piece], index: int) -> str | None:
-    """None for an id that is no piece: -1, which says that there is none, arrives as 2**64 - 1."""
-    return pieces[index].text if index < len(pieces) else None
+    spaces = SpaceRules(prefix=bool(normalizer.get(3, True)), remove_extra=bool(normalizer.get(4, True)))
+    return SentencePieceModel(pieces, spaces, bos_id, eos_id)
 
 
 def _piece(fields: dict[int, _Value]) -> Piece:
     (score,) = struct.unpack("<f", _message(fields.get(2, bytes(4))))
-    return Piece(_message(fields[1]).decode(), score, PieceType(int(fields.get(3, PieceType.NORMAL))))
+    return Piece(_message(fields[1]).decode(), score, PieceType(_number(fields.get(3, PieceType.NORMAL))))
 
 
 def _message(value: _Value) -> bytes:
     if isinstance(value, int):
         raise TypeError("a number where bytes belong")
+    return value
+
+
+def _number(value: _Value) -> int:
+    if isinstance(value, bytes):
+        raise TypeError("bytes where a number belongs")
     return value
 
 
@@ -102,3 +110,5 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
+        if shift > 63:
+            raise ValueError("number of more than 64 bits")

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+_BOS = "bos"  # BOS's name in the template: in a token's own text a space or a colon would be read as syntax
+
 
 def add_tokens(tokenizer: Tokenizer, special: Iterable[str], plain: Iterable[str] = ()) -> None:
     """Keep these tokens of the vocabulary whole in text; special ones are left out of decoded text as well."""
@@ -24,5 +26,7 @@ def set_bos(tokenizer: Tokenizer, bos: str | None) -> None:
         tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
         return
     tokenizer.post_processor = TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        single=f"{_BOS} $A",
+        pair=f"{_BOS} $A {_BOS}:1 $B:1",
+        special_tokens=[{"id": _BOS, "ids": [tokenizer.token_to_id(bos)], "tokens": [bos]}],
     )

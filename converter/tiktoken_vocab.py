@@ -55,9 +55,12 @@ def bytes_to_characters() -> dict[int, str]:
 def _read_ranks(path: Path) -> dict[bytes, int]:
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
-        return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     except (ValueError, binascii.Error):
         raise ConversionError(f"{path.name} is no list of base64 tokens with their ranks.") from None
+    if sorted(ranks.values()) != list(range(len(lines))) or not all(bytes([byte]) in ranks for byte in range(256)):
+        raise ConversionError(f"{path.name} lacks a rank or a byte: it is damaged.")
+    return ranks
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:

@@ -16,15 +16,20 @@ class TorchReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         # Older files are no zip archives and cannot be mapped; loading them for every tensor would take too long.
-        self._whole = None if zipfile.is_zipfile(path) else self._load(mapped=False)
+        self._whole = None if _is_zip(path) else self._load(mapped=False)
         tensors = self._whole or self._load(mapped=True)
-        self.tensors = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        self.tensors = {name: self._describe(name, tensor) for name, tensor in tensors.items()}
 
     def read(self, name: str) -> torch.Tensor:
         if self._whole is not None:
             return self._whole[name]
         # The map goes at once, so that its pages do not count as this process's memory.
         return self._load(mapped=True)[name].clone()
+
+    def _describe(self, name: str, tensor: torch.Tensor) -> TensorInfo:
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+            raise ConversionError(f"Tensor {name} in {self.path.name} is no plain matrix: not supported.")
+        return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
     def _load(self, mapped: bool) -> dict[str, torch.Tensor]:
         try:
@@ -33,8 +38,15 @@ class TorchReader:
             raise ConversionError(
                 f"{self.path.name} holds more than tensors or is damaged: it is not opened."
             ) from None
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError):
+        except Exception:  # noqa: BLE001 - a damaged pickle may fail in every way that Python can
             raise ConversionError(f"{self.path.name} cannot be read: it is damaged or cut short.") from None
         if not isinstance(content, dict):
             raise ConversionError(f"{self.path.name} holds no table of tensors.")
-        return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+        return {str(name): tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # a damaged one
+        return True

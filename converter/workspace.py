@@ -1,22 +1,22 @@
-"""The folder that a conversion writes: built beside its place, then put there in one rename."""
+"""The folders that a conversion writes: built beside their places, then put there by renaming."""
 
 import re
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import limpet.model_repository
-from limpet.backend.config import EngineConfig
-from limpet.converter.engine_settings import render_parameters
 from limpet.converter.errors import ConversionError
 
 # A namespace package: importlib.resources stumbles over the extra path entry of an editable install.
 TEMPLATES = next(path for path in map(Path, limpet.model_repository.__path__) if path.is_dir())
 ADMIN = "limpet_admin"
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, a terminal that goes
 _NO_NAME = r"[^A-Za-z0-9._-]"
 _NO_BATCH = """\
 # Of Triton, not of the engine: 0 means that tensors have no batch dimension. The engine's own limit of requests that
@@ -68,36 +68,70 @@ def require_free(target: Path, force: bool) -> None:
 
 
 @contextmanager
-def published(target: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the target's place at the end; after a failure nothing of it is left."""
-    workspace = target.parent.parent
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # In the workspace and not in the repository: a polling server would load a half-written model.
-    scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=workspace))
-    try:
-        building = scratch / target.name
-        building.mkdir()
-        yield building
-        _put(building, target, scratch / "replaced")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def published(workspace: Path) -> Iterator[Path]:
+    """A new folder to fill with models, which take their places in the repository at the end, all or none of them.
+
+    After a failure everything is as it was before. Ctrl-C counts until the first of them takes its place.
+    """
+    repository = repository_of(workspace)
+    with _made(repository):
+        # In the workspace and not in the repository: a polling server would load a half-written model.
+        scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=workspace))
+        try:
+            building, replaced = scratch / "models", scratch / "replaced"
+            building.mkdir()
+            replaced.mkdir()
+            yield building
+            with uninterrupted():
+                _put(sorted(building.iterdir()), repository, replaced)
+                shutil.rmtree(scratch, ignore_errors=True)
+        except BaseException:
+            with uninterrupted():
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
 
 
-def _put(building: Path, target: Path, replaced: Path) -> None:
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """The folder and those that lead to it; after a failure the new ones are gone again."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-        if target.exists():
-            target.rename(replaced)
-        building.rename(target)
-    except BaseException:  # Ctrl-C between the two included
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for each in new:
+            with suppress(OSError):
+                each.rmdir()
         raise
 
 
-def write_model_files(folder: Path, name: str, engine: EngineConfig) -> None:
-    """config.pbtxt and model.py of a converted model."""
-    (folder / "config.pbtxt").write_text(render_config(name, Face(), render_parameters(engine)), "utf-8")
-    (folder / "1").mkdir(exist_ok=True)
+def _put(models: Sequence[Path], repository: Path, replaced: Path) -> None:
+    with ExitStack() as undo:
+        for model in models:
+            target = repository / model.name
+            if target.exists():
+                target.rename(replaced / model.name)
+                undo.callback((replaced / model.name).rename, target)
+            model.rename(target)
+            undo.callback(target.rename, model)
+        undo.pop_all()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Interruptions count for nothing inside: this is short, and must not be left half done."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTIONS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def write_model_files(folder: Path, face: Face, parameters: str) -> None:
+    """Make the folder, named as the model, with config.pbtxt and model.py; `parameters` are the former's blocks."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(render_config(folder.name, face, parameters), "utf-8")
     shutil.copyfile(TEMPLATES / "model" / "model.py", folder / "1" / "model.py")
 
 
@@ -116,9 +150,7 @@ def render_config(name: str, face: Face, parameters: str) -> str:
     return text
 
 
-def add_admin_model(repository: Path) -> None:
-    """Put the administration model beside the models, if the repository has none."""
+def add_admin_model(building: Path, repository: Path) -> None:
+    """Build the administration model, if the repository has none."""
     if not (repository / ADMIN).exists():
-        with published(repository / ADMIN) as folder:
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(TEMPLATES / ADMIN, folder, ignore=ignore, dirs_exist_ok=True)
+        shutil.copytree(TEMPLATES / ADMIN, building / ADMIN, ignore=shutil.ignore_patterns("__pycache__"))

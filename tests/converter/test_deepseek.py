@@ -58,6 +58,8 @@ def test_folder_without_shared_experts(tmp_path: Path) -> None:
         ({"num_experts_per_tok": None}, "lacks the number num_experts_per_tok"),
         ({"kv_lora_rank": None}, "kv_lora_rank"),
         ({"first_k_dense_replace": 2}, "model.layers.1.mlp.gate_proj.weight"),
+        ({"n_routed_experts": 10**9}, "4 layers with 1000000000 experts and 2 shared ones, the checkpoint"),
+        ({"n_shared_experts": 10**15}, "1000000000000000 shared ones, the checkpoint"),
         ({"n_routed_experts": 24}, "model.layers.1.mlp.experts.20.gate_proj.weight"),
         (
             {"rope_parameters": {"type": "yarn", "factor": 8.0, "mscale": 1.0, "original_max_position_embeddings": 64}},
@@ -95,6 +97,14 @@ def test_gguf_file_that_does_not_state_the_groups_of_160_experts(tmp_path: Path)
     assert (experts.num_groups, experts.num_groups_per_token) == (8, 3)
 
 
+def test_gguf_file_of_absurdly_many_heads_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = build_deepseek("lite")
+    model.config.num_attention_heads = 10**9
+    write_deepseek_gguf(tmp_path / "source.gguf", model, is_new=True, tensors_of=build_deepseek("lite"))
+    assert main([str(tmp_path / "source.gguf"), "--dst", str(tmp_path)]) == 1
+    assert "states 1000000000 heads" in capsys.readouterr().err
+
+
 def test_gguf_file_of_another_gate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_deepseek_gguf(tmp_path / "source.gguf", build_deepseek("lite"), is_new=True, gating=2)
     assert main([str(tmp_path / "source.gguf"), "--dst", str(tmp_path)]) == 1
@@ -109,8 +119,10 @@ def _with_equal_mscales(model: PreTrainedModel) -> PreTrainedModel:
     return equal
 
 
-def write_deepseek_gguf(path: Path, model: PreTrainedModel, *, is_new: bool, gating: int = 1) -> None:
-    """As llama.cpp's converter writes the architecture deepseek2."""
+def write_deepseek_gguf(
+    path: Path, model: PreTrainedModel, *, is_new: bool, gating: int = 1, tensors_of: PreTrainedModel | None = None
+) -> None:
+    """As llama.cpp's converter writes the architecture deepseek2; `tensors_of` another model than the numbers."""
     config = model.config
     writer = gguf.GGUFWriter(path, "deepseek2")
     head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
@@ -151,7 +163,7 @@ def write_deepseek_gguf(path: Path, model: PreTrainedModel, *, is_new: bool, gat
     writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     add_tiny_tokenizer(writer, ())
-    for name, values in _gguf_tensors(model, is_new):
+    for name, values in _gguf_tensors(tensors_of or model, is_new):
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

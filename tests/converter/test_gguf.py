@@ -142,6 +142,35 @@ def test_split_gguf_is_read_whole_whichever_part_is_named(tmp_path: Path, opened
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+def test_ending_in_capitals_is_a_gguf_file_too(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "parts.gguf", build_tiny(), split_max_tensors=12)
+    for part in tmp_path.glob("*.gguf"):
+        part.rename(part.with_suffix(".GGUF"))
+    run_convert(tmp_path / "parts-00002-of-00002.GGUF", tmp_path)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_folder_with_one_gguf_model_is_that_model(tmp_path: Path, is_split: bool) -> None:
+    write_tiny(tmp_path / "source")
+    (tmp_path / "source/model.safetensors").unlink()  # a configuration beside it counts for nothing
+    write_gguf(tmp_path / "source/tiny.gguf", build_tiny(), split_max_tensors=8 if is_split else 0)
+    assert main([str(tmp_path / "source"), "--dst", str(tmp_path)]) == 0
+    assert CheckpointDir(tmp_path / "model_repository/tiny").manifest().source.startswith("GGUF file")
+
+
+def test_folder_with_several_gguf_models_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.Q4.gguf", "b.Q8.gguf"):
+        write_gguf(tmp_path / name, build_tiny())
+    assert main([str(tmp_path), "--dst", str(tmp_path)]) == 1
+    assert "several GGUF models (a.Q4.gguf, b.Q8.gguf)" in capsys.readouterr().err
+
+
+def test_gguf_files_beside_a_whole_folder_are_left_alone(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "source")
+    (tmp_path / "source/other.gguf").write_bytes(b"")
+    assert run_convert(tmp_path / "source", tmp_path).manifest().source.startswith("Hugging Face folder")
+
+
 def test_split_gguf_without_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_gguf(tmp_path / "parts.gguf", build_tiny(), split_max_tensors=8)
     (tmp_path / "parts-00002-of-00003.gguf").unlink()
@@ -175,6 +204,18 @@ def test_cut_gguf_is_refused(tmp_path: Path, share: float, capsys: pytest.Captur
         file.truncate(int(path.stat().st_size * share))
     assert main([str(path), "--dst", str(tmp_path)]) == 1
     assert "cut short" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_gguf_of_a_damaged_length_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "damaged.gguf"
+    write_gguf(path, build_tiny())
+    data = bytearray(path.read_bytes())
+    array = data.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
+    assert int.from_bytes(data[array : array + 8], "little") == 261  # of tokens
+    data[array + 5] = 1  # 2**40 more
+    path.write_bytes(data)
+    assert main([str(path), "--dst", str(tmp_path)]) == 1
+    assert "damaged or cut short" in capsys.readouterr().err
 
 
 def test_smollm2_weights_are_its_dequantised_tensors_with_q_and_k_back_in_order(smollm2_dir: Path) -> None:

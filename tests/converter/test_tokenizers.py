@@ -4,14 +4,14 @@ import importlib
 import itertools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import regex
 import sentencepiece
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import sentencepiece_model_pb2_new
 
@@ -267,7 +267,83 @@ def test_added_token_with_another_id_than_declared_is_refused(
     assert "id 442, its file says 590" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\x01", b"<html>404</html>", b"\x0a\xff\xff\xff\xff\x7f"])
+@pytest.mark.parametrize("bos", ["<|begin of text|>", "bos:1", "$A", "bos", " "])
+def test_bos_may_be_spelled_as_it_likes(tmp_path: Path, bos: str) -> None:
+    tokenizer = train_byte_level(SPECIAL)
+    tokenizer.add_special_tokens([bos])
+    write_folder_with(tmp_path / "source", tokenizer, bos_token=bos, add_bos_token=True)
+    checkpoint = run_convert(tmp_path / "source", tmp_path)
+    ids = encode(checkpoint, "tide")
+    assert ids == [tokenizer.token_to_id(bos), *tokenizer.encode("tide").ids]
+    assert ServedTokenizer.load(checkpoint).encode_prompt("tide") == ids
+
+
+def test_declared_name_of_a_sentencepiece_bos_is_the_one_that_counts(tmp_path: Path) -> None:
+    write_folder(tmp_path / "source", build("meta"))
+    (tmp_path / "source/tokenizer.json").unlink()
+    write_sentencepiece_model(tmp_path / "source/tokenizer.model")
+    settings = {"added_tokens_decoder": {"1": {"content": "<|begin|>", "special": True}}}
+    (tmp_path / "source/tokenizer_config.json").write_text(json.dumps(settings))
+    checkpoint = run_convert(tmp_path / "source", tmp_path)
+    assert checkpoint.tokenizer_config().bos_token == "<|begin|>"
+    assert encode(checkpoint, "tide")[0] == 1
+
+
+def _without_unknown() -> Tokenizer:
+    return Tokenizer(models.WordLevel({"<s>": 0}, unk_token="<unk>"))
+
+
+def _with_template_of_an_unknown_token() -> Tokenizer:
+    content = json.loads(smollm_like(adds_bos=True).to_str())
+    content["post_processor"]["special_tokens"] = {}
+    return Tokenizer.from_str(json.dumps(content))
+
+
+@pytest.mark.parametrize("build_tokenizer", [_without_unknown, _with_template_of_an_unknown_token])
+def test_tokenizer_that_fails_only_in_use_is_refused(
+    tmp_path: Path, build_tokenizer: Callable[[], Tokenizer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder_with(tmp_path / "source", build_tokenizer())
+    assert main([str(tmp_path / "source"), "--dst", str(tmp_path)]) == 1
+    assert "The tokenizer fails on plain text" in capsys.readouterr().err
+
+
+def test_prefix_of_subwords_is_refused_on_which_the_library_would_abort(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder_with(tmp_path / "source", smollm_like(adds_bos=False))
+    path = tmp_path / "source/tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["continuing_subword_prefix"] = "x"
+    path.write_text(json.dumps(content))
+    assert main([str(tmp_path / "source"), "--dst", str(tmp_path)]) == 1
+    assert "continuing_subword_prefix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [(b"YQ== ", b"YWFhYWE= "), (b" 255\n", b" 9999\n")], ids=["no byte", "no rank"])
+def test_ranks_with_a_gap_are_refused(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+    write_tiktoken_model(tmp_path / "tokenizer.model")
+    data = (tmp_path / "tokenizer.model").read_bytes()
+    assert change[0] in data
+    (tmp_path / "tokenizer.model").write_bytes(data.replace(*change))
+    with pytest.raises(ConversionError, match="lacks a rank or a byte"):
+        build_llama3(tmp_path / "tokenizer.model")
+
+
+_PIECE = b"\x0a\x03\x0a\x01a"
+NO_MODELS = {
+    "empty": b"",
+    "zeros": b"\x00\x01",
+    "page": b"<html>404</html>",
+    "field past the end": b"\x0a\xff\xff\xff\xff\x7f",
+    "endless number": b"\xff" * 1000,
+    "piece without text": b"\x0a\x00",
+    "bos_id of bytes": _PIECE + b"\x12\x04\xca\x02\x01x",
+    "type of bytes": b"\x0a\x06\x0a\x01a\x1a\x013",
+}
+
+
+@pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
 def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(ConversionError, match="no SentencePiece model"):
