@@ -48,5 +48,5 @@ class TorchReader:
 def _is_zip(path: Path) -> bool:
     try:
         return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # a damaged one
+    except zipfile.BadZipFile:  # one that Python would not read
         return True

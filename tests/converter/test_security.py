@@ -1,7 +1,10 @@
 """A checkpoint is data: nothing in it runs, nothing outside its folder is read."""
 
 import pickle
+import re
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +159,40 @@ def test_cut_bin_file_is_refused(tmp_path: Path, size: int, capsys: pytest.Captu
     with (tmp_path / "source/pytorch_model.bin").open("r+b") as file:
         file.truncate(size)
     assert "pytorch_model.bin" in _refused(tmp_path / "source", capsys)
+
+
+def test_damaged_pickle_of_a_bin_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bin_folder(tmp_path / "source", build("llama-2"), zipped=False)
+    path = tmp_path / "source/pytorch_model.bin"
+    path.write_bytes(re.sub(rb"\d{10,}", b"0" * 10, path.read_bytes(), count=1))  # a storage that is not there
+    assert "pytorch_model.bin cannot be read" in _refused(tmp_path / "source", capsys)
+
+
+def test_zip_archive_that_claims_several_disks_is_torchs_to_judge(tmp_path: Path) -> None:
+    write_bin_folder(tmp_path / "source", build("llama-2"))
+    path = tmp_path / "source/pytorch_model.bin"
+    path.write_bytes(path.read_bytes().replace(b"PK\x06\x07\0", b"PK\x06\x07\1"))
+    with pytest.raises(zipfile.BadZipFile):
+        zipfile.is_zipfile(path)
+    run_convert(tmp_path / "source", tmp_path)
+
+
+ODD_TABLES: dict[str, tuple[Any, str]] = {
+    "nothing": ({}, "holds no tensors"),
+    "one table in another": ({"model": {"lm_head.weight": torch.ones(2)}}, "holds no tensors"),
+    "numbered": ({1: torch.ones(2), (2, 3): torch.ones(2)}, "has the tensors 1, (2, 3), which"),
+    "sparse": ({"lm_head.weight": torch.eye(3).to_sparse()}, "lm_head.weight in pytorch_model.bin is no plain matrix"),
+    "without values": ({"lm_head.weight": torch.ones(2, device="meta")}, "is no plain matrix"),
+    "a list": ([torch.ones(2)], "holds no table of tensors"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_bin_file_of_something_else_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bin_folder(tmp_path / "source", build("llama-2"))
+    content, sentence = ODD_TABLES[name]
+    torch.save(content, tmp_path / "source/pytorch_model.bin")
+    assert sentence in _refused(tmp_path / "source", capsys)
 
 
 def test_folder_with_several_meta_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
