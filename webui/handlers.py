@@ -129,8 +129,8 @@ class Handlers:
             choices = choices_from(Controls.read(values))
             chat.ask(self._tabs.client(choices.model), choices, question, at_turn, tab.library.put)
         except (LimpetError, ValueError) as error:
-            return conversation(tab, notice=str(error))
-        return conversation(tab, text="" if at_turn is None else None)
+            return conversation(tab, notice=str(error), text=question if at_turn is None else None)
+        return conversation(tab)
 
     def _tab(self, request: gr.Request, stored: Any) -> Tab:
         return self._tabs.open(request.session_hash or "", request.cookies.get(_BROWSER_COOKIE, ""), stored)

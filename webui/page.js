@@ -1,6 +1,6 @@
-// Beside what Gradio does: the browser has a name, Esc stops, Enter asks once and not before the page is ready, what is
-// being typed survives a reload, the growing answer is followed, text to copy or edit is the original, the list starts
-// closed on a phone.
+// Beside what Gradio does: the browser has a name, Esc stops, nothing is sent before the page is ready, what is being
+// typed survives sending and a reload, the growing answer is followed, text to copy or edit is the original, the list
+// starts closed on a phone.
 (() => {
   // All tabs of the browser share it, also those opened at once: requests carry the one that was set last.
   if (!document.cookie.includes("limpet-browser=")) {
@@ -39,7 +39,7 @@
     field.value = text;
     field.dispatchEvent(new Event("input", { bubbles: true }));
   };
-  window.addEventListener("pagehide", () => sessionStorage.setItem(DRAFT, box()?.value ?? ""));
+  window.addEventListener("pagehide", () => sessionStorage.setItem(DRAFT, box()?.value || sent));
   const waitForArrival = new MutationObserver(() => {
     if (!arrived()) return;
     waitForArrival.disconnect();
@@ -65,23 +65,30 @@
     toEnd();
   });
 
-  // The text field is emptied when the server has answered: until then a second Enter would ask the same again.
-  const SAME_ENTER_MS = 600;
-  let sentAt = -Infinity;
-  const isBox = (element) => element instanceof HTMLTextAreaElement && element.closest("#limpet-box");
-  document.addEventListener("input", (event) => {
-    if (isBox(event.target)) sentAt = -Infinity;
-  }, true);
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || !isBox(event.target) || waits(event)) return;
-    if (event.timeStamp - sentAt < SAME_ENTER_MS) {
-      event.preventDefault();
-      event.stopPropagation();
-    } else {
-      sentAt = event.timeStamp;
-      follows = true;
-    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.target !== box() || waits(event)) return;
+    follows = true;
   }, true);
+
+  // What is sent leaves the field at once, for what is typed next is the next message. It comes back if the page's server
+  // could not take it; without a connection Gradio says nothing until it loads the page again.
+  let sent = "";
+  window.limpet = {
+    send: (text, ...others) => {
+      if (text.trim()) {
+        sent = text;
+        setText(box(), "");
+      }
+      return [text, ...others];
+    },
+    delivered: () => {
+      sent = "";
+    },
+    refused: () => {
+      if (!box().value) setText(box(), sent);
+      sent = "";
+    },
+  };
 
   // The copy buttons too: away from localhost and without TLS they go through a text area.
   document.addEventListener("copy", (event) => {

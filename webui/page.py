@@ -36,7 +36,7 @@ def build_page(tabs: Tabs) -> gr.Blocks:
             conversation = _chatbot()
             notice = gr.HTML(elem_id="limpet-notice")
             box = gr.Textbox(
-                show_label=False, placeholder="Message", max_lines=10, autofocus=True, submit_btn=True,
+                label="Message", show_label=False, placeholder="Message", max_lines=10, autofocus=True, submit_btn=True,
                 elem_id="limpet-box", html_attributes=gr.InputHTMLAttributes(enterkeyhint="send"),
             )  # fmt: skip
         version = gr.Number(0, visible=False)
@@ -49,7 +49,11 @@ def build_page(tabs: Tabs) -> gr.Blocks:
             "queue": False, "preprocess": False, "show_progress": "hidden", "api_visibility": "private",
         }  # fmt: skip
         shows: dict[str, Any] = {**plain, "outputs": shown, "trigger_mode": "multiple"}
-        box.submit(handlers.submit, [box, chats, stored, *settings], **shows)
+        sending = box.submit(
+            handlers.submit, [box, chats, stored, *settings], js="(...values) => limpet.send(...values)", **shows
+        )
+        sending.success(None, js="() => limpet.delivered()")
+        sending.failure(None, js="() => limpet.refused()")
         box.stop(handlers.stop, [chats, stored], **shows)
         conversation.retry(handlers.retry, [chats, stored, *settings], **shows)
         conversation.edit(handlers.edit, [chats, stored, *settings], **shows)

@@ -120,6 +120,18 @@ def test_an_edited_question_takes_the_place_of_what_followed(page: ChatPage) -> 
     assert page.questions() == ["<i> chinese"]
 
 
+def test_editing_a_question_in_the_middle_sends_nothing_before_it_again(page: ChatPage, chain: LiveServer) -> None:
+    for question in ("hello", "emoji", "spaces"):
+        page.ask(question)
+    page.page.get_by_label("Edit").nth(1).click()
+    page.page.locator("#limpet-chat textarea").fill("chinese")
+    page.page.get_by_label("Submit").click()
+    page.until(lambda: page.answers() == [script("hello").text, script("chinese").text] and page.notes.count() == 2)
+    expect(page.notes.last).not_to_contain_text(", 0 cached")
+    expect(page.notes.last).not_to_contain_text("sent again")
+    assert sessions(chain)[-1]["turns"] == 2
+
+
 def test_clear_deletes_the_conversation(page: ChatPage) -> None:
     page.ask("hello")
     page.page.get_by_label("Clear").click()
@@ -201,15 +213,18 @@ def test_a_response_that_a_later_one_overtook_is_put_right(page: ChatPage) -> No
     page.page.unroute_all(behavior="ignoreErrors")
 
 
-def test_pressing_enter_twice_asks_once(page: ChatPage) -> None:
+def test_pressing_enter_twice_asks_once_and_what_is_typed_next_stays(page: ChatPage) -> None:
     network = page.page.context.new_cdp_session(page.page)
     slow = {"offline": False, "latency": 200, "downloadThroughput": -1, "uploadThroughput": -1}
     network.send("Network.emulateNetworkConditions", slow)
     page.box.fill("hello")
     page.box.press("Enter")
     page.box.press("Enter")
+    page.box.press_sequentially("emoji")
     page.until(lambda: page.answers() == [script("hello").text])
-    page.ask("emoji")
+    expect(page.box).to_have_value("emoji")
+    page.box.press("Enter")
+    page.wait_for_answer(script("emoji").text)
     assert page.questions() == ["hello", "emoji"]
 
 
