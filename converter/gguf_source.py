@@ -18,6 +18,21 @@ from limpet.converter.rules import Layout, require_enough_tensors
 from limpet.converter.source import Source
 
 DEEPSEEK = "deepseek2"
+_WINDOW_KEY = "attention.sliding_window"
+# llama.cpp's files of Mistral 7B v0.1 and of what was made from it state a context of 32k and not the window. Llama 3
+# 8B has the same numbers of everything but the rotary base.
+_MISTRAL_V01 = {
+    "embedding_length": 4096,
+    "block_count": 32,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 8,
+    "feed_forward_length": 14336,
+}
+_MISTRAL_V01_THETA, _MISTRAL_V01_WINDOW = 10000.0, 4096
+_UNSTATED_WINDOW = (
+    f"The GGUF file states no sliding window, but has the numbers of Mistral 7B v0.1, whose window is "
+    f"{_MISTRAL_V01_WINDOW} tokens."
+)
 # llama.cpp stores q and k rows interleaved for the architectures whose rotary embedding it applies to pairs (2i, 2i+1).
 _LAYOUTS: dict[str, Callable[[GGUFFile, ModelConfig], Layout]] = {
     "llama": lambda file, config: GGUF_INTERLEAVED,
@@ -41,7 +56,12 @@ def open_gguf(path: Path) -> Source:
     require_enough_tensors(config, file.tensors)
     kind = f"GGUF file, {file.main_type()}"
     name, layout = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), _LAYOUTS[architecture](file, config)
-    return Source(kind, name, config, layout, file, tokenizer)
+    warnings = (_UNSTATED_WINDOW,) if config.sliding_window and not _states_window(file, architecture) else ()
+    return Source(kind, name, config, layout, file, tokenizer, warnings)
+
+
+def _states_window(file: GGUFFile, architecture: str) -> bool:
+    return f"{architecture}.{_WINDOW_KEY}" in file.metadata
 
 
 class _GGUFConfig:
@@ -78,10 +98,18 @@ class _GGUFConfig:
             o_bias="blk.0.attn_output.bias" in tensors,
             mlp_bias="blk.0.ffn_gate.bias" in tensors,
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
-            sliding_window=self._numbers.integer("attention.sliding_window", 0) or None,
+            sliding_window=self._sliding_window(scaling),
             bos_token_id=self._file.metadata.get("tokenizer.ggml.bos_token_id"),  # read_gguf_tokenizer has checked it
         )
         return complete_gguf_deepseek(self._numbers, config) if self._architecture == DEEPSEEK else config
+
+    def _sliding_window(self, scaling: RopeScaling | None) -> int | None:
+        if _states_window(self._file, self._architecture):
+            return self._numbers.integer(_WINDOW_KEY, 0) or None
+        numbers = {key: self._file.metadata.get(f"{self._architecture}.{key}") for key in _MISTRAL_V01}
+        theta = self._numbers.positive("rope.freq_base", 10000.0)
+        is_mistral = numbers == _MISTRAL_V01 and theta == _MISTRAL_V01_THETA and scaling is None
+        return _MISTRAL_V01_WINDOW if is_mistral and self._architecture == "llama" else None
 
     def _head_dim(self) -> int:
         return self._numbers.integer(

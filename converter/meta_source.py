@@ -40,6 +40,7 @@ class _Params(msgspec.Struct, frozen=True, kw_only=True):
     use_scaled_rope: bool | None = None
     rope_scaling_factor: Positive | None = None
     high_freq_factor: Positive | None = None
+    sliding_window: Count | None = None  # of Mistral's own folders
 
 
 def open_meta_folder(folder: SourceFolder) -> Source:
@@ -73,6 +74,7 @@ def _model_config(params: _Params, store: MetaStore, tokenizer: SourceTokenizer)
         rope_theta=params.rope_theta or 10000.0,
         rope_scaling=scaling,
         tie_word_embeddings=tied,
+        sliding_window=params.sliding_window,
         dtype=main_dtype(store.tensors),
         bos_token_id=tokenizer.tokenizer.token_to_id(bos) if bos else None,
     )

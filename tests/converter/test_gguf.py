@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.converter.cli import main
 from limpet.converter.gguf_file import GGUFFile
+from limpet.converter.gguf_source import open_gguf
 from tests.aids.repositories import SMOLLM2_GGUF
 from tests.aids.tiny import build_tiny, write_tiny
-from tests.converter.checkpoints import converted_weights, run_convert, write_gguf
+from tests.converter.checkpoints import add_tiny_tokenizer, converted_weights, run_convert, write_gguf
 from tests.converter.pbtxt import read_parameters
 
 DEQUANTISABLE = sorted(gguf.quants._type_traits, key=lambda kind: kind.name)
@@ -57,6 +58,48 @@ def test_sliding_window_of_a_gguf_file_caps_the_context(tmp_path: Path, capsys: 
     checkpoint = run_convert(tmp_path / "tiny.gguf", tmp_path)
     assert read_parameters((checkpoint.root / "config.pbtxt").read_text("utf-8"))["session_len"] == "128"
     assert "session_len is set to 128" in capsys.readouterr().err
+
+
+MISTRAL_V01 = {
+    "context_length": 32768,
+    "embedding_length": 4096,
+    "block_count": 32,
+    "feed_forward_length": 14336,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 8,
+    "rope.freq_base": 10000.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({}, 4096),
+        ({"rope.freq_base": 1e6}, None),  # v0.2
+        ({"rope.freq_base": 500000.0}, None),  # Llama 3 8B
+        ({"block_count": 40}, None),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0}, None),  # trained for a longer one
+        ({"attention.sliding_window": 512}, 512),
+    ],
+    ids=lambda value: next(iter(value), "as it is") if isinstance(value, dict) else "",
+)
+def test_mistral_7b_v01_has_its_window_though_its_gguf_files_do_not_state_it(
+    tmp_path: Path, changes: dict[str, float | str], window: int | None
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "mistral.gguf", "llama")
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in (MISTRAL_V01 | changes).items():
+        add[type(value)](f"llama.{key}", value)
+    add_tiny_tokenizer(writer, ())
+    for number in range(50):
+        writer.add_tensor("token_embd.weight" if number == 0 else str(number), np.zeros((2, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = open_gguf(tmp_path / "mistral.gguf")
+    assert source.config.sliding_window == window
+    assert bool(source.warnings) == (window == 4096)
 
 
 def test_unknown_scaling_of_a_gguf_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,9 @@ from limpet.converter.cli import main
 from limpet.converter.engine_settings import DESCRIPTIONS
 from tests.aids.tiny import write_tiny
 from tests.converter.checkpoints import edit_json, run_convert
-from tests.converter.families import build, write_bin_folder, write_folder
+from tests.converter.families import build, write_bin_folder, write_folder, write_meta_folder
 from tests.converter.pbtxt import read_parameters
+from tests.converter.vocabularies import write_sentencepiece_model
 
 SETTINGS = {
     "session_len": "100",
@@ -104,6 +105,13 @@ def test_sliding_window_caps_the_context_and_says_so(tmp_path: Path, capsys: pyt
     assert read_settings(checkpoint)["session_len"] == "128"
     assert checkpoint.model_config().sliding_window == 128
     assert "session_len is set to 128" in capsys.readouterr().err
+
+
+def test_sliding_window_of_a_folder_with_params_json_caps_the_context(tmp_path: Path) -> None:
+    """As Mistral publishes its own folders."""
+    tokenizer = write_sentencepiece_model(tmp_path / "tokenizer.model")
+    write_meta_folder(tmp_path / "source", build("meta"), tokenizer, 1, sliding_window=128)
+    assert read_settings(run_convert(tmp_path / "source", tmp_path))["session_len"] == "128"
 
 
 def test_context_past_the_sliding_window_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
