@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from limpet.client.wire import new_id
 
 _VERSION = 1
 _MAX_BYTES = 3_000_000  # a browser gives a site 5 MB, and the stored form is a third longer
+_MAX_SEEN_LATELY = 256
 _TITLE_LENGTH = 48
 
 
@@ -98,10 +100,11 @@ class Library:
 
 
 class Libraries:
-    """The libraries of the browsers that have a tab open; what the browser has stored begins one anew."""
+    """The libraries of browsers with a tab open, now or lately: what a closed tab left is stored nowhere else."""
 
     def __init__(self) -> None:
         self._by_browser: WeakValueDictionary[str, Library] = WeakValueDictionary()
+        self._seen_lately: deque[Library] = deque(maxlen=_MAX_SEEN_LATELY)
 
     def open(self, browser: str, stored: Any) -> Library:
         """The library of that browser, with what its storage holds; anything unreadable there counts as empty.
@@ -109,6 +112,7 @@ class Libraries:
         `browser` "" stands for one that does not say which it is: its tabs share nothing while they are open.
         """
         library = self._by_browser.setdefault(browser or new_id(), Library())
+        self._seen_lately.append(library)
         if isinstance(stored, dict) and stored.get("version") == _VERSION:
             library.merge(stored)
         return library

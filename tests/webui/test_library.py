@@ -43,6 +43,12 @@ def test_tabs_of_one_browser_share_a_library_from_the_start() -> None:
     assert libraries.open("", None).records == libraries.open("", None).records == {}
 
 
+def test_what_a_closed_tab_left_behind_is_there_when_its_browser_comes_back() -> None:
+    libraries = Libraries()
+    libraries.open("mine", None).put(record("one"))
+    assert set(libraries.open("mine", None).records) == {"one"}
+
+
 def test_of_two_versions_the_newer_one_holds() -> None:
     library = Library()
     library.put(record("one", "newer"))

@@ -1,9 +1,10 @@
 """Conversations over refreshes, tabs and browsers."""
 
+import re
 import time
 from collections.abc import Callable
 
-from playwright.sync_api import Browser, BrowserContext, expect
+from playwright.sync_api import Browser, BrowserContext, ViewportSize, expect
 
 from tests.aids.chain import script
 from tests.aids.live_server import LiveServer
@@ -126,9 +127,14 @@ def test_a_closed_tab_cancels_its_answer(page: ChatPage, chain: LiveServer) -> N
     assert turn_ended_at(chain) - closed_at < CANCELLED_S  # the loop script ends at the context's end only
 
 
-def test_the_page_fits_a_phone(browser: Browser, chain_url: str, open_page: Callable[..., ChatPage]) -> None:
-    with browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True) as phone:
+def test_the_page_fits_a_phone_and_is_dark_with_it(
+    browser: Browser, chain_url: str, open_page: Callable[..., ChatPage]
+) -> None:
+    size: ViewportSize = {"width": 360, "height": 640}
+    with browser.new_context(viewport=size, has_touch=True, is_mobile=True, color_scheme="dark") as phone:
         page = open_page(chain_url, phone)
+        background = page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(map(int, re.findall(r"\d+", background))) < 64
         page.ask("markdown")
         page.ask("code")
         assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
