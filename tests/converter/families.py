@@ -75,7 +75,11 @@ FAMILIES = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**BASE | {"head_dim": 16})),
     "quantisable": lambda: _llama(hidden_size=96, intermediate_size=96, head_dim=16),  # rows of whole blocks
     "meta": lambda: _llama(vocab_size=600, rms_norm_eps=1e-5),  # rows for a SentencePiece vocabulary
-    "llama-3-meta": lambda: _llama(vocab_size=656),  # rows for 400 ranks and 256 special tokens
+    "llama-3-meta": lambda: _llama(
+        vocab_size=656,  # rows for 400 ranks and 256 special tokens
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+    ),
     "llama-3.1-meta": lambda: _llama_3_meta(8.0),
     "llama-3.2-meta": lambda: _llama_3_meta(32.0, tie_word_embeddings=True),
     "qwen3-biases": lambda: Qwen3ForCausalLM(Qwen3Config(**BASE | {"head_dim": 16, "attention_bias": True})),
@@ -107,23 +111,39 @@ def write_folder(folder: Path, model: PreTrainedModel, max_shard_size: str = "1G
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
-def write_bin_folder(folder: Path, model: PreTrainedModel, *, sharded: bool = False, zipped: bool = True) -> None:
+def write_bin_folder(folder: Path, model: PreTrainedModel, *, zipped: bool = True) -> None:
     """The same with weights as torch.save wrote them before safetensors."""
     write_folder(folder, model)
+    store_as(folder, "bin" if zipped else "old bin")
+
+
+HF_LAYOUTS = ("safetensors", "sharded safetensors", "bin", "sharded bin", "old bin")
+
+
+def store_as(folder: Path, layout: str) -> None:
+    """Store a folder's model.safetensors in another of HF_LAYOUTS; two shards share the tensors of every layer."""
+    if layout == "safetensors":
+        return
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    if not sharded:
-        torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    stem, ending = ("model", "safetensors") if "safetensors" in layout else ("pytorch_model", "bin")
+
+    def save(part: dict[str, torch.Tensor], name: str) -> None:
+        if ending == "safetensors":
+            save_file(part, folder / name)
+        else:
+            torch.save(part, folder / name, _use_new_zipfile_serialization=layout != "old bin")
+
+    if "sharded" not in layout:
+        save(tensors, f"{stem}.{ending}")
         return
-    names = sorted(tensors)
-    files = {name: f"pytorch_model-0000{1 + place % 2}-of-00002.bin" for place, name in enumerate(names)}
+    files = {name: f"{stem}-0000{1 + place % 2}-of-00002.{ending}" for place, name in enumerate(sorted(tensors))}
     for file_name in set(files.values()):
-        part = {name: tensors[name] for name in names if files[name] == file_name}
-        torch.save(part, folder / file_name, _use_new_zipfile_serialization=zipped)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}), "utf-8")
+        save({name: tensors[name] for name in tensors if files[name] == file_name}, file_name)
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": files}), "utf-8")
 
 
-def write_internlm2_folder(folder: Path, model: PreTrainedModel, *, in_bin: bool = False) -> None:
+def write_internlm2_folder(folder: Path, model: PreTrainedModel) -> None:
     """A Llama under InternLM2's names, its q, k and v fused head group by head group."""
     write_folder(folder, model)
     config = model.config
@@ -152,11 +172,7 @@ def write_internlm2_folder(folder: Path, model: PreTrainedModel, *, in_bin: bool
     for name, tensor in state.items():
         old = next((old for old in sorted(names, key=len, reverse=True) if old in name), None)
         renamed[name.replace(old, names[old]) if old else name] = tensor
-    if in_bin:
-        (folder / "model.safetensors").unlink()
-        torch.save(renamed, folder / "pytorch_model.bin")
-    else:
-        save_file(renamed, folder / "model.safetensors")
+    save_file(renamed, folder / "model.safetensors")
     edit_json(
         folder / "config.json",
         architectures=["InternLM2ForCausalLM"],

@@ -5,17 +5,19 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 
+from tests.aids.deepseek import write_deepseek
 from tests.aids.transformers_reference import greedy_reference
 from tests.converter.checkpoints import converted_weights, edit_json, run_convert, write_gguf
 from tests.converter.families import (
     FAMILIES,
+    HF_LAYOUTS,
     NUM_TOKENS,
     PROMPTS,
     assert_engine_gives_transformers_ids,
     build,
-    write_bin_folder,
+    store_as,
     write_folder,
     write_internlm2_folder,
     write_meta_folder,
@@ -30,18 +32,19 @@ def test_safetensors_folder(tmp_path: Path, family: str) -> None:
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
 
 
-@pytest.mark.parametrize("family", ["llama-2", "mistral", "qwen2-tied", "qwen3"])
-def test_sharded_safetensors_folder(tmp_path: Path, family: str) -> None:
-    model = build(family)
-    write_folder(tmp_path / "source", model, max_shard_size="20KB")
-    assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
+def _write_architecture(folder: Path, architecture: str) -> PreTrainedModel:
+    if architecture == "deepseek-v2":
+        return write_deepseek(folder, "lite")
+    model = build("llama-attention-biases" if architecture == "internlm2" else architecture)
+    (write_internlm2_folder if architecture == "internlm2" else write_folder)(folder, model)
+    return model
 
 
-@pytest.mark.parametrize("family", ["llama-2", "mistral", "qwen2-tied", "qwen3"])
-@pytest.mark.parametrize("layout", ["one file", "two files", "old format"])
-def test_bin_folder(tmp_path: Path, family: str, layout: str) -> None:
-    model = build(family)
-    write_bin_folder(tmp_path / "source", model, sharded=layout == "two files", zipped=layout != "old format")
+@pytest.mark.parametrize("architecture", ["llama-2", "mistral", "qwen2-tied", "qwen3", "internlm2", "deepseek-v2"])
+@pytest.mark.parametrize("layout", HF_LAYOUTS[1:])  # the first is every other test's
+def test_every_layout_of_a_hugging_face_folder(tmp_path: Path, architecture: str, layout: str) -> None:
+    model = _write_architecture(tmp_path / "source", architecture)
+    store_as(tmp_path / "source", layout)
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
 
 
@@ -81,19 +84,10 @@ def test_gguf_of_quantised_weights_answers_as_the_dequantised_model(tmp_path: Pa
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source.gguf", tmp_path).root, model)
 
 
-@pytest.mark.parametrize(
-    ("family", "in_bin"),
-    [
-        ("llama-1", False),
-        ("llama-2", False),
-        ("llama-attention-biases", True),
-        ("llama-tied", True),
-        ("rope-dynamic", False),
-    ],
-)
-def test_internlm2_folder(tmp_path: Path, family: str, in_bin: bool) -> None:
+@pytest.mark.parametrize("family", ["llama-1", "llama-2", "llama-tied", "rope-dynamic"])
+def test_internlm2_folder(tmp_path: Path, family: str) -> None:
     model = build(family)
-    write_internlm2_folder(tmp_path / "source", model, in_bin=in_bin)
+    write_internlm2_folder(tmp_path / "source", model)
     assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
 
 
@@ -108,6 +102,15 @@ def test_meta_folder(tmp_path: Path, num_parts: int, layout: str) -> None:
     if layout == "nested":
         (folder / "tokenizer.model").rename(source / "tokenizer.model")
     assert_engine_gives_transformers_ids(run_convert(source, tmp_path).root, model)
+
+
+def test_meta_folder_of_llama3(tmp_path: Path) -> None:
+    model = build("llama-3-meta")
+    write_tiktoken_model(tmp_path / "vocabulary")
+    write_meta_folder(
+        tmp_path / "source", model, tmp_path / "vocabulary", 2, embedding_by_rows=True, rope_theta=500000.0
+    )
+    assert_engine_gives_transformers_ids(run_convert(tmp_path / "source", tmp_path).root, model)
 
 
 @pytest.mark.parametrize(("family", "num_parts"), [("llama-3.1-meta", 2), ("llama-3.2-meta", 1)])
