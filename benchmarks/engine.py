@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from limpet.backend.config import EngineConfig
+from limpet.backend.config import ConfigError, EngineConfig
+from limpet.backend.core import RequestError
 from limpet.backend.engine import Engine
 from limpet.backend.offline import LocalEngine
 from limpet.benchmarks import result
+from limpet.benchmarks.arguments import count, new_file
 from limpet.benchmarks.engine_runner import answer_all
 from limpet.benchmarks.model_shapes import SHAPES, write_shape
 from limpet.benchmarks.result import Part, Result
@@ -105,20 +108,20 @@ def _row(measured: Result) -> str:
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="limpet-bench engine", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=SHAPES, default="llama-2-7b")
-    parser.add_argument("--layers", type=int, help="so many of the model's")
-    parser.add_argument("--tp", type=int, default=1, help="GPUs, or CPU processes, that share the model")
+    parser.add_argument("--layers", type=count, help="so many of the model's")
+    parser.add_argument("--tp", type=count, default=1, help="GPUs, or CPU processes, that share the model")
     parser.add_argument("--all-reduce", choices=("auto", "nccl"), default="auto")
     parser.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--slots", type=int, default=256)
-    parser.add_argument("--session-len", type=int, default=4096)
-    parser.add_argument("--prefill-tokens", type=int, default=8192)
+    parser.add_argument("--slots", type=count, default=256)
+    parser.add_argument("--session-len", type=count, default=4096)
+    parser.add_argument("--prefill-tokens", type=count, default=8192)
     parser.add_argument("--parts", nargs="+", choices=WORKLOADS, default=list(WORKLOADS)[:-2])
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=count, default=3)
     parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=new_file)
     return parser.parse_args(given)
 
 
@@ -165,13 +168,17 @@ def _measure_all(local: LocalEngine, arguments: argparse.Namespace) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Entry point of the subcommand."""
+    """Entry point of the subcommand; 1 if the settings cannot serve the requests."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = _arguments(given)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_shape(arguments.model, Path(folder), arguments.layers)
-        with LocalEngine(model_dir, _config(arguments)) as local:
-            _measure_all(local, arguments)
+        try:
+            with LocalEngine(model_dir, _config(arguments)) as local:
+                _measure_all(local, arguments)
+        except (ConfigError, RequestError) as error:
+            print(f"limpet-bench engine: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

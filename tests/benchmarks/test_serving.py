@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from limpet.benchmarks import turns
+from limpet.benchmarks import engine, turns
 from limpet.benchmarks.conversations import WorkloadError, sharegpt_file
 from limpet.benchmarks.result import read
 from limpet.benchmarks.serving import main
@@ -105,6 +105,18 @@ def test_wrong_usage_is_told_before_anything_is_measured(wrong: str, capsys: pyt
 def test_turns_of_a_folder_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no converted model"):
         turns.main([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"), [("--device=cuda", "no CUDA GPU"), ("--session-len=10", "has 128 tokens")]
+)
+def test_an_engine_that_cannot_serve_the_requests_is_one_sentence(
+    wrong: str, sentence: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    tiny = ["--model=tiny", "--dtype=float32", "--parts=decode-1", "--slots=1", f"--output={tmp_path / 'lines.jsonl'}"]
+    assert engine.main([*tiny, wrong]) == 1
+    assert sentence in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_arrivals_are_poissons_of_the_given_rate() -> None:
