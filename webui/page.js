@@ -26,7 +26,7 @@
     if (arrived()) return false;
     event.preventDefault();
     event.stopPropagation();
-    isWaiting = true;
+    isWaiting = box().value.trim() !== ""; // else a draft that comes back would be sent
     return true;
   };
   document.addEventListener("click", (event) => {
