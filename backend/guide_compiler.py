@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 2  # a guide that takes long does not hold up all others
 _CACHE_BYTES = 256 << 20  # of compiled grammars
-_PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?")
+_PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: |Failed to build the automaton .*: )?")
 
 
 class Guidance:

@@ -17,6 +17,7 @@ from limpet.backend.regex_grammar import json_string_expression
 if TYPE_CHECKING:
     import xgrammar
 
+_MAX_NAME_CHARACTERS = 4000  # that declared names may have together: compiling takes their square, here four seconds
 _MAX_WHITESPACE = 20  # between JSON's tokens: small models can go on with it for ever
 _ESCAPE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
 _NAMED = re.compile(r'^(\w+) ::= Regex\("(limpet-\d+)", json_string=true\)$', re.MULTILINE)
@@ -106,11 +107,14 @@ class _Strings:
                     following.append({})
                 at = following[at][character]
             ends.add(at)
+        if len(following) > _MAX_NAME_CHARACTERS:
+            allowed = f"{_MAX_NAME_CHARACTERS} characters of names beside additionalProperties"
+            raise ValueError(f"allowed are {allowed}, given are {len(following)}")
         prefix = f"limpet_name_{len(self.expressions)}"
         for at, others in enumerate(following):
             options = [] if at in ends else ['""']
             options += [f"{_quoted(_spelled(character))} {prefix}_{to}" for character, to in others.items()]
-            options += [f"{each} limpet_name_character*" for each in _names_characters_but(others)]
+            options += [f"{each} limpet_name_character*" for each in _name_characters_but(others)]
             self.rules.append(f"{prefix}_{at} ::= {' | '.join(options)}")
         return f"{prefix}_0"
 
@@ -124,7 +128,7 @@ def _spelled(character: str) -> str:
     return _quoted(character)[1:-1]
 
 
-def _names_characters_but(excluded: Iterable[str]) -> Iterator[str]:
+def _name_characters_but(excluded: Iterable[str]) -> Iterator[str]:
     """Expressions of one character of a name, in its one spelling."""
     spelled = [_spelled(character) for character in excluded]
     plain = "".join(_numbered(each) for each in spelled if len(each) == 1)

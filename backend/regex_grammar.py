@@ -11,7 +11,8 @@ from limpet.backend.regular_expressions import Alternation, Characters, Concaten
 
 Place: TypeAlias = Literal["inside", "bound", "open"]  # an edge of a node: in the text, at its end, or at any distance
 
-_MAX_SIZE = 100_000  # of the automaton, in characters with all counts spelled out: about 30 MB and a second
+_MAX_SIZE = 20_000  # in characters: the compiler needs a second or two
+_SET_SIZE = 10  # of a set, whose characters have several bytes
 _JSON_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _BACKSLASH = 92
 
@@ -29,7 +30,7 @@ def json_string_expression(pattern: str) -> str:
 def _expression(pattern: str, ends: Place, *, as_json: bool) -> str:
     node = parse(pattern)
     if _size(node) > _MAX_SIZE:
-        raise ValueError(f"with its counts spelled out it is longer than {_MAX_SIZE} characters")
+        raise ValueError(f"it is longer than {_MAX_SIZE} characters, where a set counts as {_SET_SIZE}")
     written = _Writer(as_json=as_json).written(node, ends, ends).replace("\\", "\\\\")
     return f'Regex("{written}")'
 
@@ -38,8 +39,10 @@ def _size(node: Node) -> int:
     match node:
         case Concatenation(parts) | Alternation(parts):
             return 1 + sum(_size(part) for part in parts)
-        case Repetition(part, low, high):
-            return _size(part) * max(1, low, high or 0)
+        case Repetition(part):
+            return _size(part)
+        case Characters(ranges):
+            return 1 if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else _SET_SIZE
         case _:
             return 1
 

@@ -110,7 +110,7 @@ def test_a_pattern_allows_what_re_finds_and_a_regex_what_it_matches_whole(patter
         (r"[^\s\S]", "no character"),
         (r"\012", "octal"),
         ("(" * 70 + ")" * 70, "nested"),
-        ("(?:(?:a{1,100}){1,100}){1,100}", "longer than"),
+        ("[^a]" * 6000, "longer than"),
     ],
 )
 def test_what_a_regex_would_say_elsewhere_is_refused(pattern: str, reason: str) -> None:

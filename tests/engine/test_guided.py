@@ -136,6 +136,12 @@ def test_a_complete_form_ends_the_answer_though_end_ids_are_ignored(engine: Loca
     ("kind", "source", "reason"),
     [
         ("regex", "[", "a set does not end"),
+        ("regex", "((a{1,100}){1,100}){1,100}", "followed: The bounded repetition"),
+        (
+            "json_schema",
+            json.dumps({"type": "object", "properties": {"a" * 5000: {}}, "additionalProperties": {}}),
+            "4000",
+        ),
         ("grammar", "root ::= missing", "missing"),
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
         ("grammar", 'root ::= root "a"', "No token is left"),
