@@ -67,5 +67,5 @@ def _keys(path: str) -> list[str]:
 
 
 def _key_of_environment() -> list[str]:
-    key = os.environ.get("LIMPET_API_KEY", "")
+    key = os.environ.get("LIMPET_API_KEY", "").strip()
     return [key] if key else []

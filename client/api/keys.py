@@ -16,7 +16,7 @@ class BearerKeys:
 
     def __call__(self, request: Request) -> None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = key.strip().encode() if scheme.lower() == "bearer" else b""
+        given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""  # the bytes as they were sent
         # All are compared, in constant time: how long it takes tells nothing.
         if self._keys and not sum(hmac.compare_digest(given, each) for each in self._keys):
             raise Problem("The request needs a valid key: Authorization: Bearer KEY.", 401, code="invalid_api_key")

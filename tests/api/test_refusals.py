@@ -104,13 +104,14 @@ def test_unknown_model_and_unknown_path(url: str, ask: openai.OpenAI) -> None:
 
 
 def test_only_requests_with_a_key_are_answered() -> None:
-    with fake_server() as server, endpoint(server.target, ["first", "second"]) as url:
+    with fake_server() as server, endpoint(server.target, ["first", "second", "schlüssel"]) as url:
         models = f"{url}/v1/models"
         for headers in ({}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"}):
             response = httpx.get(models, headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
-        assert httpx.get(models, headers={"Authorization": "Bearer second"}).status_code == 200
+        for right in ("second", "schlüssel"):
+            assert httpx.get(models, headers={"Authorization": f"Bearer {right}".encode()}).status_code == 200
         assert httpx.get(f"{url}/health").status_code == 200
 
 
