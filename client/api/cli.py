@@ -1,6 +1,7 @@
 """limpet-api: OpenAI's API over HTTP, in front of a running server."""
 
 import argparse
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -35,7 +36,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again once it has stopped
         signal.signal(number, lambda number, frame: None)
     server = uvicorn.Server(config)
-    server.run()
+    with contextlib.suppress(SystemExit):  # of a port that is taken: said already, with a code of uvicorn's own
+        server.run()
     return 0 if server.started else 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from tests.api.endpoint import endpoint
+from tests.client.chat_process import command
 from tests.client.fake_server import Asked, FakeServer, Response, data, error, fake_server
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -113,6 +115,13 @@ def test_only_requests_with_a_key_are_answered() -> None:
         for right in ("second", "schlüssel"):
             assert httpx.get(models, headers={"Authorization": f"Bearer {right}".encode()}).status_code == 200
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_port_that_is_taken_is_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = ["127.0.0.1:1", f"--port={taken.getsockname()[1]}"]
+        done = subprocess.run([command("limpet-api"), *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "address already in use" in done.stderr) == (1, True)
 
 
 def test_a_server_that_is_away_is_503() -> None:
