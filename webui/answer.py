@@ -12,7 +12,7 @@ _STOP_WAIT_S = 0.8  # the server stops within a step; after this the stream is d
 class Answer:
     """Reads one turn's stream to its end in a task of its own, and then calls `settle` with itself.
 
-    `result` and `error` tell how it ended; `refused` is set by `settle`: the server did not take the question.
+    `result` and `error` tell how it ended; `left_out` is set by `settle`: the conversation is without the question.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Answer:
         self.question = question
         self.result: Generation | None = None
         self.error: LimpetError | None = None
-        self.refused = False
+        self.left_out = False
         self._session = session
         self._settle = settle
         self._stream: AsyncStream | None = None

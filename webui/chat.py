@@ -82,14 +82,15 @@ class Chat:
 
         def settle(answer: Answer) -> None:
             self.answer, self.ended = None, answer
-            answer.refused = len(session.state["turns"]) == len(self.record.notes)
-            if not answer.refused:
+            is_refused = len(session.state["turns"]) == len(self.record.notes)
+            if not is_refused:
                 self.record.notes.append(_note(answer))
             elif at_turn is not None:
                 # The earlier turns come back. What the server has of them is unknown, so it will get them anew.
                 self.session = client.session(state={**before, "history_tokens": None, "server_turns": 0})
                 self.record.notes = notes_before
             self.record.state = self.state
+            answer.left_out = is_refused and (at_turn is None or self.turns()[at_turn].question != question)
             keep(self.record)
 
         self.answer = Answer(session, question, choices.options, settle)

@@ -26,13 +26,13 @@ SAME = Conversation()
 def conversation(tab: Tab, notice: str = "", text: str | None = None) -> Conversation:
     """Everything of the conversation shown.
 
-    `text` None leaves what stands in the text field, unless the server refused a question: that comes back.
+    `text` None leaves what stands in the text field, unless the server refused a new question: that comes back.
     """
     chat = tab.current
     ended, chat.ended = chat.ended, None
     if ended is not None:
         notice = notice or str(ended.error or "")
-        text = ended.question if ended.refused and text is None else text
+        text = ended.question if ended.left_out and text is None else text
     running = chat.is_running
     field = {**gr.update(submit_btn=not running, stop_btn=running), **({} if text is None else {"value": text})}
     tab.notice = notice

@@ -39,6 +39,7 @@ def test_refused_regeneration_brings_the_old_answer_back(fake_page: ChatPage, se
     page.page.get_by_label("Retry").last.click()
     expect(page.notice).to_have_text("The queue is full.")
     assert page.answers() == ["<a>"]
+    expect(page.box).to_have_value("")
     server.answer = answer
     page.send("b")
     page.until(lambda: page.answers() == ["<a>", "<b>"])
