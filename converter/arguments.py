@@ -13,7 +13,7 @@ _DESCRIPTION = """\
 Turn a checkpoint into a model that tritonserver serves with Limpet.
 
 SOURCE is one of
-  a GGUF file               of any quantisation; weights are dequantised
+  a GGUF file               of any quantisation; weights are dequantised (or a folder with one such file)
   a Hugging Face folder     config.json, *.safetensors or *.bin, tokenizer.json or tokenizer.model
   a Meta folder             params.json, consolidated.*.pth, tokenizer.model (here or one folder up)
 of the Llama, Mistral, Qwen2, Qwen3, InternLM2 or DeepSeek-V2 architecture. It is only read; nothing in it is executed.

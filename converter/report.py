@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from limpet.backend.checkpoint import Manifest
+from limpet.converter.check import find_models
 from limpet.converter.links import link_name
 from limpet.converter.plan import Plan
 from limpet.converter.weights import Progress as Advance
@@ -59,12 +60,13 @@ def print_files(console: Console, plan: Plan) -> None:
 def print_next_steps(console: Console, plan: Plan, manifest: Manifest) -> None:
     """Where the model lies and the exact commands to serve it and to chat."""
     total = sum(entry.num_bytes for entry in manifest.files.values())
+    which = f" --model {plan.name}" if len(find_models(plan.workspace)) > 1 else ""
     lines = (
         f"\nConverted to {plan.target} ({decimal(total)}). Serve it, then chat from another terminal:",
         f"    limpet-serve --model-repository={repository_of(plan.workspace)} --grpc-port={PORT}",
-        f"    limpet-chat 127.0.0.1:{PORT}",
+        f"    limpet-chat 127.0.0.1:{PORT}{which}",
         "or chat at once, with a private server for as long as you chat:",
-        f"    limpet-chat {plan.workspace}",
+        f"    limpet-chat {plan.workspace}{which}",
     )
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -77,6 +77,17 @@ def test_summary_gives_the_commands_to_go_on_with(tmp_path: Path, capsys: pytest
     assert "LlamaForCausalLM" in output.err
 
 
+def test_summary_names_the_model_where_the_workspace_has_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny(tmp_path / "source")
+    for name in ("first", "second"):
+        assert main([str(tmp_path / "source"), f"--dst={tmp_path}", f"--name={name}"]) == 0
+    output = capsys.readouterr().out
+    assert "limpet-chat 127.0.0.1:33337 --model second\n" in output
+    assert "--model first" not in output
+
+
 def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
@@ -84,3 +95,6 @@ def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert "limpet-convert SmolLM2-135M-Instruct.Q4_1.gguf" in text
     assert "exit codes" in text
+    assert [
+        name for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "InternLM2", "DeepSeek-V2") if name not in text
+    ] == []
