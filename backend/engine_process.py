@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,9 +32,9 @@ from limpet.backend.link.router import Arrived, Connection, Lost, Router
 from limpet.backend.log import start_log
 from limpet.backend.ranks.follower_processes import RankError
 from limpet.backend.ranks.rank_loss import RankLoss
-from limpet.backend.service import EngineService
+from limpet.backend.service import EngineService, Parked
 from limpet.backend.session_store import SessionStore, StoreError
-from limpet.backend.sessions import SessionTable
+from limpet.backend.sessions import SessionBusyError, SessionTable
 
 logger = logging.getLogger("limpet.engine")
 
@@ -152,6 +153,10 @@ class EngineProcess:
     def _run_admin(self, connection: Connection, message: Admin) -> None:
         try:
             self.router.send(connection, AdminReply(message.key, self._admin.run(message.op, message.arguments)))
+        except SessionBusyError as error:
+            retry = partial(self._run_admin, connection, message)
+            refuse = partial(self.router.send, connection, Failed(message.key, error.code, str(error)))
+            self.service.park(error.session_id, Parked(connection, retry, refuse))
         except RequestError as error:
             self.router.send(connection, Failed(message.key, error.code, str(error)))
 

@@ -2,7 +2,7 @@
 
 Knows messages, engine and sessions; transport is `limpet.backend.link.router`, whose `send` it is given. The busy rule:
 a BeginTurn for a session with a running turn is parked while the owner of that turn polls its client; the answer is
-`session busy`, or the turn itself if the client had gone.
+`session busy`, or the turn itself if the client had gone. So is a fork.
 """
 
 import logging
@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from limpet.backend.core import RequestError, Sequence, SequenceOutput
 from limpet.backend.engine import Engine
@@ -39,7 +40,7 @@ from limpet.backend.log import quoted
 from limpet.backend.metrics import EngineMetrics
 from limpet.backend.offline import new_sequence
 from limpet.backend.session_store import StoreError
-from limpet.backend.sessions import Session, SessionTable, TurnLease
+from limpet.backend.sessions import Session, SessionBusyError, SessionTable, TurnLease
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,15 @@ class ServedRequest:
         return self.sequence is not None and not self.sequence.finished
 
 
+@dataclass(frozen=True)
+class Parked:
+    """What waits for the end of a session's turn, or for word that its client is still there."""
+
+    connection: Connection
+    retry: Callable[[], None]
+    refuse: Callable[[], None]
+
+
 class EngineService:
     """Handles the messages of all connections; one thread."""
 
@@ -73,7 +83,7 @@ class EngineService:
         self._eos_ids = eos_ids
         self._send = send
         self._requests: dict[tuple[bytes, int], ServedRequest] = {}
-        self._parked: defaultdict[str, list[tuple[Connection, BeginTurn]]] = defaultdict(list)
+        self._parked: defaultdict[str, list[Parked]] = defaultdict(list)
         self.is_draining = False
         self.metrics = EngineMetrics()
 
@@ -104,7 +114,7 @@ class EngineService:
     def lose(self, connection: Connection) -> None:
         """A front end is gone: its turns end with what it had delivered, everything else is dropped."""
         for session_id, waiting in self._parked.items():
-            self._parked[session_id] = [entry for entry in waiting if entry[0] is not connection]
+            self._parked[session_id] = [parked for parked in waiting if parked.connection is not connection]
         for request in self.requests:
             if request.connection is connection:
                 self._close(request, request.num_delivered)
@@ -163,6 +173,12 @@ class EngineService:
         """Begin a session as a copy of an idle one, sharing its cache; raises RequestError."""
         return self.sessions.fork(session_id, new_id)
 
+    def park(self, session_id: str, parked: Parked) -> None:
+        """Let it wait until the session's running turn ends, or its client turns out to be there."""
+        self._parked[session_id].append(parked)
+        owner = self._owner(session_id)
+        self._send(owner.connection, PollCancel(owner.key))
+
     def count_blocks(self, session: Session) -> tuple[int, int]:
         """How many blocks of the device, and how many in host memory only, hold keys and values of the history."""
         sequence = session.lease.sequence if session.lease is not None else None
@@ -194,9 +210,10 @@ class EngineService:
 
     def _begin_turn(self, connection: Connection, message: BeginTurn) -> None:
         if self.sessions.is_busy(message.session_id):
-            self._parked[message.session_id].append((connection, message))
-            owner = self._owner(message.session_id)
-            self._send(owner.connection, PollCancel(owner.key))
+            busy = SessionBusyError(message.session_id)
+            retry = partial(self.handle, connection, message)
+            refuse = partial(self._send, connection, Failed(message.key, busy.code, str(busy)))
+            self.park(message.session_id, Parked(connection, retry, refuse))
             return
         lease = self.sessions.begin(
             message.session_id,
@@ -252,11 +269,8 @@ class EngineService:
         request = self._requests.get((connection.identity, message.key))
         if request is None or request.lease is None:
             return
-        for waiting, begin in self._parked.pop(request.lease.session.id, []):
-            self._send(
-                waiting,
-                Failed(begin.key, "UNAVAILABLE", "Session busy: a turn is running; cancel it or wait for its end."),
-            )
+        for parked in self._parked.pop(request.lease.session.id, []):
+            parked.refuse()
 
     def _abandon(self, connection: Connection, key: int) -> None:
         request = self._requests.get((connection.identity, key))
@@ -324,8 +338,8 @@ class EngineService:
             self.engine.cache.drop(session.cached)
 
     def _retry_parked(self, session: Session) -> None:
-        for connection, message in self._parked.pop(session.id, []):
-            self.handle(connection, message)
+        for parked in self._parked.pop(session.id, []):
+            parked.retry()
 
     def _owner(self, session_id: str) -> ServedRequest:
         lease = self.sessions.sessions[session_id].lease

@@ -17,6 +17,14 @@ _MAX_REMEMBERED_ENDS = 10_000
 _MAX_ID_CHARS = 128  # Triton's own limit
 
 
+class SessionBusyError(RequestError):
+    """A turn of the session is running."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__("UNAVAILABLE", "Session busy: a turn is running; cancel it or wait for its end.")
+        self.session_id = session_id
+
+
 def empty_history() -> History:
     return History(token_array(), [])
 
@@ -155,7 +163,7 @@ class SessionTable:
             raise RequestError("INVALID_ARG", f"A session id has {allowed}, and is not 0.")
         source = self.find(session_id)
         if source.lease is not None:
-            raise RequestError("UNAVAILABLE", "Session busy: a turn is running; cancel it or wait for its end.")
+            raise SessionBusyError(session_id)
         if new_id in self.sessions:
             raise RequestError("INVALID_ARG", "There is a session with the new id already: choose another one.")
         self._check_room()

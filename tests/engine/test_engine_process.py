@@ -98,6 +98,8 @@ def test_a_second_turn_is_refused_while_one_runs_and_leaves_it_alone(
     front_end.collect(turn.key, at_least=1)
     with running.connect() as other, pytest.raises(Refused, match="UNAVAILABLE: Session busy"):
         other.begin_turn("busy", start=True)
+    with running.connect() as other, pytest.raises(Refused, match="UNAVAILABLE: Session busy"):
+        other.admin("sessions", action="fork", session_id="busy")
     assert len(front_end.collect(turn.key, at_least=20).ids) >= 20
     front_end.settle(turn.key, 1)
 
@@ -108,6 +110,8 @@ def test_a_turn_whose_client_has_gone_makes_way(running: EngineUnderTest, front_
     received = front_end.collect(turn.key, at_least=5).ids
     front_end.gone_clients[turn.key] = 3
     with running.connect() as other:
+        forked = other.admin("sessions", action="fork", session_id="gone", new_session_id="gone's fork")["session"]
+        assert forked["tokens"] == len(TURNS[0]) + 3
         assert history_ids(other.begin_turn("gone")) == TURNS[0] + received[:3]
 
 
