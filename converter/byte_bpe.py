@@ -6,6 +6,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 
+from limpet.converter.deepseek_split import deepseek_split
 from limpet.converter.errors import ConversionError
 from limpet.converter.library_faults import told_as
 
@@ -27,6 +28,7 @@ _REGEX_SPLITS = {
 }
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b")
 _PLAIN = ("gpt-2", "olmo", "mpt")
+_DEEPSEEK = "deepseek-llm"
 LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe")
 
 
@@ -39,7 +41,9 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         return pre_tokenizers.Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
     if name in _PLAIN:
         return ByteLevel(add_prefix_space=False)
-    known = ", ".join(sorted((*_REGEX_SPLITS, *_SINGLE_DIGITS, *_PLAIN)))
+    if name == _DEEPSEEK:
+        return deepseek_split()
+    known = ", ".join(sorted((_DEEPSEEK, *_REGEX_SPLITS, *_SINGLE_DIGITS, *_PLAIN)))
     raise ConversionError(f"The tokenizer's pre-tokenizer {name!r} is not supported; known are {known}.")
 
 

@@ -12,12 +12,12 @@ import pytest
 import regex
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, models, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.utils import sentencepiece_model_pb2_new
 
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.tokenizer import Tokenizer as ServedTokenizer
-from limpet.converter.byte_bpe import pre_tokenizer
+from limpet.converter.byte_bpe import build_byte_bpe, pre_tokenizer
 from limpet.converter.cli import main
 from limpet.converter.errors import ConversionError
 from limpet.converter.sentencepiece_model import read_sentencepiece_model
@@ -355,6 +355,32 @@ def test_unigram_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(ConversionError, match=r"tokenizer\.json is needed"):
         read_sentencepiece_model(tmp_path / "tokenizer.model")
+
+
+def test_qwen2s_pre_tokenizer_encodes_as_transformers_own_class_does() -> None:
+    trained = json.loads(train_byte_level(SPECIAL).to_str())["model"]
+    merges = [tuple(merge) for merge in trained["merges"]]
+    reference = Qwen2Tokenizer(vocab=trained["vocab"], merges=merges)
+    texts = strings()
+    found = [build_byte_bpe(trained["vocab"], merges, "qwen2").encode(text).ids for text in texts]
+    assert_all_equal(found, [reference(text)["input_ids"] for text in texts], texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("The limpet's 12 rocks,\r\n\nmoved  on", "The| limpet|'|s| |12| rocks|,|\r|\n|\n|moved| | on"),
+        ("你好，世界 2024年。한국어", "你好|，|世界| |2024|年|。|한국어"),
+        ("Прилив\tκαλημέρα", "Прилив|\tκαλημέρα"),
+        ('x = {"a": [1, 2]}  ', 'x| =| {"|a|":| [|1|,| |2|]}|  '),
+        ("שלום עולם", "שלום עולם"),  # letters without case stay together, spaces included
+        # Later rules cut again what earlier ones found: ASCII counts as punctuation, U+0800 and up as syllables.
+        ("naïve😀 café… \u1f6c\u03a9", "na|ï|ve|😀| caf|é|…| |\u1f6c|\u03a9"),
+    ],
+)
+def test_deepseeks_pre_tokenizer_cuts_words_punctuation_syllables_and_numbers(text: str, pieces: str) -> None:
+    places = [place for _, place in pre_tokenizer("deepseek-llm").pre_tokenize_str(text)]
+    assert "|".join(text[start:end] for start, end in places) == pieces
 
 
 def test_unknown_pre_tokenizer_is_refused() -> None:
