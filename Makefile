@@ -111,7 +111,7 @@ bench-options: $(DEMO_MODEL) ## measure what logprobs, penalties and guided deco
 	$(BIN)/python -m benchmarks.options workspace/model_repository/$(DEMO_NAME) $(ARGS)
 
 .PHONY: bench-sessions
-bench-sessions: $(DEMO_MODEL) ## measure what sessions cost: tiers, idle ones, the store (about 5 minutes)
+bench-sessions: $(DEMO_MODEL) ## measure what sessions cost: tiers, idle ones, the store (about 7 minutes)
 	$(BIN)/python -m benchmarks.sessions workspace/model_repository/$(DEMO_NAME) $(ARGS)
 
 .PHONY: bench-aiperf
