@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from setuptools.config.pyprojecttoml import load_file  # type: ignore[import-untyped]
 
+from tests.aids.tiny import write_tiny
+
 ROOT = Path(__file__).parent.parent
 PROJECT = load_file(ROOT / "pyproject.toml")
 ROOTS = sorted(PROJECT["tool"]["setuptools"]["package-dir"].values())
@@ -25,6 +27,15 @@ for command in commands:
     print("usage" in output.getvalue())
 files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("limpet.")}
 print(*filter(None, files.values()))  # folders without __init__.py have none
+"""
+
+
+_CONVERT_FROM_WHEEL = """
+import sys
+sys.meta_path = [each for each in sys.meta_path if "editable" not in getattr(each, "__module__", "")]
+sys.path.insert(0, sys.argv.pop(1))
+from limpet.commands.entry_points import convert
+sys.exit(convert())
 """
 
 
@@ -83,3 +94,7 @@ def test_commands_of_the_wheel_work_outside_the_tree(wheel: Path, tmp_path: Path
     *helped, files = run.stdout.splitlines()
     assert helped == ["True"] * len(commands), run.stderr
     assert all(path.startswith(str(target)) for path in files.split())
+    write_tiny(tmp_path / "source")
+    arguments = [str(target), "source", "--chat-template=llama2", "--alias=infer"]  # of the wheel's own files
+    subprocess.run([sys.executable, "-c", _CONVERT_FROM_WHEEL, *arguments], cwd=tmp_path, check=True, timeout=120)
+    assert (tmp_path / "workspace/model_repository/limpet_admin/1/model.py").is_file()
