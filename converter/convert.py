@@ -15,13 +15,14 @@ from limpet.converter.links import link_files, link_name
 from limpet.converter.plan import Plan
 from limpet.converter.rules import Step
 from limpet.converter.weights import Progress, write_weights
-from limpet.converter.workspace import Face, add_admin_model, published, write_model_files
+from limpet.converter.workspace import ADMIN, Face, add_admin_model, published, write_model_files
 
 
 def convert(plan: Plan, progress: Progress) -> Manifest:
     """Write the planned model; returns its manifest. After any failure the target is as it was before."""
     _require_space(plan)
-    with published(plan.workspace) as building:
+    aliases = [alias.name for alias in plan.aliases]
+    with published(plan.workspace, [plan.name, *aliases, ADMIN]) as building:  # a polling server finds the model first
         write_model_files(building / plan.name, Face(), render_parameters(plan.engine))
         manifest = _write_checkpoint(plan, CheckpointDir(building / plan.name), progress)
         for alias in plan.aliases:

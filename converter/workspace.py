@@ -4,7 +4,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +68,11 @@ def require_free(target: Path, force: bool) -> None:
 
 
 @contextmanager
-def published(workspace: Path) -> Iterator[Path]:
-    """A new folder to fill with models, which take their places in the repository at the end, all or none of them.
+def published(workspace: Path, names: Iterable[str]) -> Iterator[Path]:
+    """A new folder to fill with models of these names, which take their places in the repository at the end.
 
-    After a failure everything is as it was before. Ctrl-C counts until the first of them takes its place.
+    All of them or none: after a failure everything is as it was before. They go in the order of the names; Ctrl-C
+    counts until the first goes.
     """
     repository = repository_of(workspace)
     with _made(repository):
@@ -83,7 +84,7 @@ def published(workspace: Path) -> Iterator[Path]:
             replaced.mkdir()
             yield building
             with uninterrupted():
-                _put(sorted(building.iterdir()), repository, replaced)
+                _put([building / name for name in names if (building / name).exists()], repository, replaced)
                 shutil.rmtree(scratch, ignore_errors=True)
         except BaseException:
             with uninterrupted():
