@@ -17,7 +17,7 @@ class TorchReader:
         self.path = path
         # Older files are no zip archives and cannot be mapped; loading them for every tensor would take too long.
         self._whole = None if _is_zip(path) else self._load(mapped=False)
-        tensors = self._whole or self._load(mapped=True)
+        tensors = self._load(mapped=True) if self._whole is None else self._whole
         self.tensors = {name: self._describe(name, tensor) for name, tensor in tensors.items()}
 
     def read(self, name: str) -> torch.Tensor:

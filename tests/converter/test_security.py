@@ -190,11 +190,14 @@ ODD_TABLES: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", ODD_TABLES)
-def test_bin_file_of_something_else_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bin_file_of_something_else_is_refused(
+    tmp_path: Path, name: str, zipped: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_bin_folder(tmp_path / "source", build("llama-2"))
     content, sentence = ODD_TABLES[name]
-    torch.save(content, tmp_path / "source/pytorch_model.bin")
+    torch.save(content, tmp_path / "source/pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     assert sentence in _refused(tmp_path / "source", capsys)
 
 
