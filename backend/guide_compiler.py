@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 2  # a guide that takes long does not hold up all others
 _CACHE_BYTES = 256 << 20  # of compiled grammars
-_PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: |Failed to build the automaton .*: )?")
+_PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?")
 
 
 class Guidance:
@@ -131,7 +131,10 @@ class GuideCompiler:
         import xgrammar
 
         token_bytes = DetokenizerFactory(Tokenizer.load(self._checkpoint)).token_bytes
-        vocabulary: list[Any] = [token_bytes(token_id) for token_id in range(self._vocab_size)]
+        # An end id is never text of the answer, though it may be an ordinary token.
+        vocabulary: list[Any] = [
+            b"" if token_id in self._end_ids else token_bytes(token_id) for token_id in range(self._vocab_size)
+        ]
         info = xgrammar.TokenizerInfo(
             vocabulary, xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=self._end_ids
         )

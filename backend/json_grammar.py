@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from limpet.backend import schema_tree
-from limpet.backend.regex_grammar import json_string_expression
+from limpet.backend.regex_grammar import grammar_character, json_string_expression
 
 if TYPE_CHECKING:
     import xgrammar
@@ -131,15 +131,11 @@ def _spelled(character: str) -> str:
 def _name_characters_but(excluded: Iterable[str]) -> Iterator[str]:
     """Expressions of one character of a name, in its one spelling."""
     spelled = [_spelled(character) for character in excluded]
-    plain = "".join(_numbered(each) for each in spelled if len(each) == 1)
+    plain = "".join(grammar_character(ord(each)) for each in spelled if len(each) == 1)
     yield f'[^\\0-\\x1f"\\\\{plain}]'
     letters = [letter for letter in '"\\bfnrt' if f"\\{letter}" not in spelled]
     if letters:
-        yield f'"\\\\" [{"".join(_numbered(each) for each in letters)}]'
-
-
-def _numbered(character: str) -> str:
-    return f"\\U{ord(character):08x}"  # shorter escapes run on into digits that follow
+        yield f'"\\\\" [{"".join(grammar_character(ord(each)) for each in letters)}]'
 
 
 def _drop_what_is_ruled_out(schema: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import regex
 import torch
 
+from limpet.backend.checkpoint import CheckpointDir
 from limpet.backend.config import EngineConfig
 from limpet.backend.core import RequestError
 from limpet.backend.guide_compiler import GuideCompiler
@@ -136,7 +137,11 @@ def test_a_complete_form_ends_the_answer_though_end_ids_are_ignored(engine: Loca
     ("kind", "source", "reason"),
     [
         ("regex", "[", "a set does not end"),
-        ("regex", "((a{1,100}){1,100}){1,100}", "followed: The bounded repetition"),
+        (
+            "json_schema",
+            '{"type": "string", "pattern": "((a{1,100}){1,100}){1,100}"}',
+            "cannot be followed: counts in",
+        ),
         (
             "json_schema",
             json.dumps({"type": "object", "properties": {"a" * 5000: {}}, "additionalProperties": {}}),
@@ -154,6 +159,22 @@ def test_what_cannot_be_followed_is_one_clear_error(engine: LocalEngine, kind: s
     assert "/" not in str(raised.value)
     assert "\n" not in str(raised.value)
     assert engine.generate([PROMPT], GREEDY)[0].ids
+
+
+def test_an_end_id_is_no_text_though_it_is_an_ordinary_token(tiny: ConvertedTiny) -> None:
+    token_a, token_b = (next(token for token, byte in BYTES.items() if byte == letter) for letter in "ab")
+    compiler = GuideCompiler(CheckpointDir(tiny.model_dir), 300, [EOS_ID, token_b])
+    guidance = compiler.begin(Guide("regex", "[ab]+"))
+    assert guidance.wait() is None
+
+    def allowed() -> set[int]:
+        bits = np.unpackbits(compiler.fill([guidance]).view(np.uint8), bitorder="little")
+        return set(np.flatnonzero(bits[:300]).tolist())
+
+    assert allowed() == {token_a}
+    assert guidance.accept(token_a)
+    assert allowed() == {token_a, token_b, EOS_ID}
+    compiler.close()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
