@@ -45,6 +45,7 @@ class ToolCallParser:
         self._held = ""
         self._is_start = True  # nothing but white space has come yet
         self._is_object = False  # the answer began with a brace
+        self._is_after_call = False  # nothing but white space has come since a call
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
         """The text that is certainly none of a call, and the calls that are complete."""
@@ -67,6 +68,7 @@ class ToolCallParser:
     def _tagged(self) -> tuple[str, list[Call]]:
         shown = ""
         calls: list[Call] = []
+        self._drop_space()
         while (start := self._held.find(_OPEN)) >= 0:
             end = self._held.find(_CLOSE, start)
             shown += self._held[:start]
@@ -77,11 +79,19 @@ class ToolCallParser:
             found = self._objects(inside)
             shown += "" if found else _OPEN + inside + _CLOSE
             calls += found
-            self._held = self._held[end - start + len(_CLOSE) :].lstrip()
+            self._held = self._held[end - start + len(_CLOSE) :]
+            self._is_after_call = bool(found)
+            self._drop_space()
         num_kept = _overlap(self._held, _OPEN)
         shown += self._held[: len(self._held) - num_kept]
         self._held = self._held[len(self._held) - num_kept :]
         return shown, calls
+
+    def _drop_space(self) -> None:
+        """White space behind a call stands between calls, and is no answer."""
+        if self._is_after_call:
+            self._held = self._held.lstrip()
+            self._is_after_call = not self._held
 
     def _objects(self, text: str) -> list[Call]:
         """The calls that `text` is; none if it is anything else."""

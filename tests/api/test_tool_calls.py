@@ -21,6 +21,8 @@ ANSWERS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("Just text, 1 < 2.", "Just text, 1 < 2.", []),
     (HERMES, "", [("look", {"at": "é"})]),
     (f"Let me see.\n{HERMES}\n{HERMES}", "Let me see.\n", [("look", {"at": "é"})] * 2),
+    (f"{HERMES}\n\nDone.", "Done.", [("look", {"at": "é"})]),
+    (f"{UNKNOWN}\nDone.", f"{UNKNOWN}\nDone.", []),
     ('<tool_call>{"name": "add", "arguments": {}}', "", [("add", {})]),
     ("A <tool_call> is no call", "A <tool_call> is no call", []),
     (f"{UNKNOWN}.", f"{UNKNOWN}.", []),

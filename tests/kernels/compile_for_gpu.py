@@ -13,6 +13,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from limpet.kernels import launchers
+from limpet.kernels.sum_and_norm import MAX_PROGRAMS, Mailboxes, sum_and_norm
 
 NUM_TOKENS, NUM_HEADS, BLOCK_SIZE = 5, 16, 64
 
@@ -37,6 +38,8 @@ def compile_all(dtype: torch.dtype = torch.bfloat16) -> None:
     x = torch.zeros(NUM_TOKENS, 2048, dtype=dtype)
     launchers.rms_norm(x, x[0], 1e-6)
     launchers.rms_norm(x, x[0], 1e-6, residual=x.clone())
+    numbers = torch.zeros(MAX_PROGRAMS, dtype=torch.int64)
+    sum_and_norm(x, x.clone(), x[0], 1e-6, Mailboxes(1, 4, x.numel(), numbers[:4], numbers[:4], numbers.int()))
     launchers.silu_and_mul(x)
     launchers.linear(x, torch.zeros(512, 2048, dtype=dtype), x[0, :512], fixed_order=True)
     logits, numbers = torch.zeros(NUM_TOKENS, 32000, dtype=dtype), torch.zeros(NUM_TOKENS)
