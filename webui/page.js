@@ -30,7 +30,7 @@
     return true;
   };
   document.addEventListener("click", (event) => {
-    if (event.target.closest("#limpet-box .submit-button")) waits(event);
+    if (event.target.closest("#limpet-box .submit-button") && !waits(event)) take(event);
   }, true);
 
   const DRAFT = "limpet-draft";
@@ -68,19 +68,27 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.target !== box() || waits(event)) return;
     follows = true;
+    take(event);
   }, true);
 
-  // What is sent leaves the field at once, for what is typed next is the next message. It comes back if the page's server
-  // could not take it; without a connection Gradio says nothing until it loads the page again.
+  // What is sent leaves the field with the key or click that sends it, for what is typed next is the next message, and
+  // Gradio reads the field only later. It comes back if the page's server could not take it; without a connection Gradio
+  // says nothing until it loads the page again.
   let sent = "";
+  const taken = [];
+  const take = (event) => {
+    const text = box().value;
+    if (!text.trim()) {
+      event.preventDefault();
+      event.stopPropagation();
+      return;
+    }
+    taken.push(text);
+    sent = text;
+    setText(box(), "");
+  };
   window.limpet = {
-    send: (text, ...others) => {
-      if (text.trim()) {
-        sent = text;
-        setText(box(), "");
-      }
-      return [text, ...others];
-    },
+    send: (_, ...others) => [taken.shift() ?? "", ...others],
     delivered: () => {
       sent = "";
     },
