@@ -13,8 +13,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -28,10 +30,13 @@ from limpet.benchmarks.arguments import count, new_file
 from limpet.benchmarks.engine_runner import answer_all
 from limpet.benchmarks.model_shapes import SHAPES, write_shape
 from limpet.benchmarks.result import Part, Result
-from limpet.benchmarks.timing import steady_step_ms, with_figures
+from limpet.benchmarks.timing import Run, steady_step_ms, with_figures
 from limpet.benchmarks.workload import Request, digest, sharegpt, uniform, warm_up
 
 GIGABYTE = 10**9
+
+# Requests, how many of them in flight, and a rate if that many are sent a second.
+Answerer: TypeAlias = Callable[[list[Request], int, float | None], Run]
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,22 @@ WORKLOADS = {
 }
 
 
-def measure(engine: Engine, workload: Workload, num_runs: int, base: Result) -> Result:
-    """The median of so many runs, after one of shorter answers that nobody counts."""
-    first, *requests = (workload.make(engine.vocab_size, repeat) for repeat in range(num_runs + 1))
-    answer_all(engine, warm_up(first), workload.concurrency)
-    runs = [answer_all(engine, each, workload.concurrency, workload.rate) for each in requests]
+def run_all(
+    answer: Answerer, workload: Workload, vocab_size: int, num_runs: int, base: Result
+) -> tuple[Result, list[Run]]:
+    """The figures of the median of so many runs, after one of shorter answers that nobody counts; and the runs."""
+    first, *requests = (workload.make(vocab_size, repeat) for repeat in range(num_runs + 1))
+    answer(warm_up(first), workload.concurrency, None)
+    runs = [answer(each, workload.concurrency, workload.rate) for each in requests]
     named = msgspec.structs.replace(
         base, part=workload.part, concurrency=workload.concurrency, rate=workload.rate, digest=digest(requests[0])
     )
-    measured = with_figures(named, runs)
+    return with_figures(named, runs), runs
+
+
+def measure(engine: Engine, workload: Workload, num_runs: int, base: Result) -> Result:
+    """The figures of the engine in this process; of decode, those of a steady step."""
+    measured, runs = run_all(partial(answer_all, engine), workload, engine.vocab_size, num_runs, base)
     if workload.part == "decode":
         step_ms = sorted(map(steady_step_ms, runs))[num_runs // 2]
         out_tok_s = round(1e3 * workload.concurrency / step_ms, 2)

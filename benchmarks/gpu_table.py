@@ -95,7 +95,7 @@ def _section(measured: list[Result], peers: list[PeerFigures]) -> str:
         gpu=first.gpu,
         dtype=first.dtype,
         date=first.date,
-        commit=", ".join(dict.fromkeys(each.commit for each in (*newest.values(), *fixed.values()))),
+        commit=_commits((*newest.values(), *fixed.values())),
         torch=first.torch,
         triton=first.triton,
         peers=", ".join(names) or "none yet",
@@ -151,8 +151,7 @@ def _served(found: list[Result]) -> list[str]:
         rates = [f"{figure or 0:,.1f}" for figure in (each.req_s, each.out_tok_s, each.ttft_ms_p50, each.itl_ms_p99)]
         table.add_row(model, part, str(concurrency), str(each.front_ends), *rates, str(each.runs))
     first = next(iter(served.values()))
-    commits = ", ".join(dict.fromkeys(each.commit for each in served.values()))
-    head = SERVED_HEAD.format(gpu=first.gpu, date=first.date, commit=commits)
+    head = SERVED_HEAD.format(gpu=first.gpu, date=first.date, commit=_commits(served.values()))
     return [head + "\n" + render(table)]
 
 
@@ -182,8 +181,8 @@ def _several(found: list[Result], peers: list[PeerFigures]) -> list[str]:
             *(f"{theirs[key]:g}" if (key := (name, *case, each.tp)) in theirs else "" for name in names),
             f"{each.mem_gb or 0:.0f}",
         )
-    commits = ", ".join(dict.fromkeys(each.commit for each in shared))
-    return [SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=commits) + "\n" + render(table)]
+    head = SEVERAL_HEAD.format(gpu=shared[0].gpu, date=shared[0].date, commit=_commits(shared))
+    return [head + "\n" + render(table)]
 
 
 def _plan(found: list[Result]) -> list[str]:
@@ -199,6 +198,10 @@ def _plan(found: list[Result]) -> list[str]:
     degrees = (4, 8)
     predicted = step_table(whole, degrees, measured, found={4: taken} if taken else None)
     return ["\n".join((PLAN_HEAD, render(memory_table(whole, degrees)), STEPS_HEAD, render(predicted)))]
+
+
+def _commits(measured: Iterable[Result]) -> str:
+    return ", ".join(dict.fromkeys(each.commit for each in measured))
 
 
 def _unit(part: str) -> str:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,11 @@ import torch
 from limpet.backend.checkpoint import CheckpointDir
 from limpet.benchmarks import result
 from limpet.benchmarks.child_command import free_ports, serve
-from limpet.benchmarks.engine import WORKLOADS, Workload, template
+from limpet.benchmarks.engine import WORKLOADS, run_all, template
 from limpet.benchmarks.load_generator import LoadGenerator
-from limpet.benchmarks.result import Result
 from limpet.benchmarks.targets import Target
-from limpet.benchmarks.timing import Run, with_figures
-from limpet.benchmarks.workload import Request, arrival_times, digest, warm_up
+from limpet.benchmarks.timing import Run
+from limpet.benchmarks.workload import Request, arrival_times
 
 ADMIN = "limpet_admin"
 
@@ -49,21 +49,10 @@ def _instances(count: int) -> str:
     return f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]"
 
 
-def measure(load: LoadGenerator, workload: Workload, vocab_size: int, num_runs: int, base: Result) -> Result:
-    """The median of so many runs, after one of shorter answers that nobody counts."""
-    first, *requests = (workload.make(vocab_size, repeat) for repeat in range(num_runs + 1))
-    load.run(warm_up(first), workload.concurrency)
-    runs = [_run(load, workload, each) for each in requests]
-    named = msgspec.structs.replace(
-        base, part=workload.part, concurrency=workload.concurrency, rate=workload.rate, digest=digest(requests[0])
-    )
-    return with_figures(named, runs)
-
-
-def _run(load: LoadGenerator, workload: Workload, requests: list[Request]) -> Run:
-    if workload.rate is None:
-        return load.run(requests, workload.concurrency)
-    return load.run_at(requests, arrival_times(len(requests), workload.rate))
+def _answer(load: LoadGenerator, requests: list[Request], concurrency: int, rate: float | None) -> Run:
+    if rate is None:
+        return load.run(requests, concurrency)
+    return load.run_at(requests, arrival_times(len(requests), rate))
 
 
 def main() -> None:
@@ -90,7 +79,7 @@ def main() -> None:
     ):
         print(f"ready after {server.start_s:.1f} s", flush=True)
         for part in arguments.parts:
-            measured = measure(load, WORKLOADS[part], config.vocab_size, arguments.runs, base)
+            measured, _ = run_all(partial(_answer, load), WORKLOADS[part], config.vocab_size, arguments.runs, base)
             result.append(output, [measured])
             print(msgspec.json.encode(measured).decode(), flush=True)
 

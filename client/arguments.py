@@ -17,21 +17,31 @@ def address(text: str) -> str:
 
 def port(text: str) -> int:
     """A port to listen on."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        _refuse(text, "port: 1 to 65535")
-    return int(text)
+    if not 0 < (number := whole_number(text)) < 65536:
+        refuse(text, "port: 1 to 65535")
+    return number
 
 
 def seconds(text: str) -> float:
     """A time to wait, in seconds."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        _refuse(text, "time: seconds, 0 or more")
+    if not 0 <= (number := real_number(text)) < float("inf"):
+        refuse(text, "time: seconds, 0 or more")
     return number
 
 
-def _refuse(text: str, allowed: str) -> NoReturn:
+def whole_number(text: str) -> int:
+    """-1 if the text is none."""
+    return int(text) if text.isascii() and text.isdigit() else -1
+
+
+def real_number(text: str) -> float:
+    """NaN, which is in no range, if the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def refuse(text: str, allowed: str) -> NoReturn:
+    """Raise what argparse turns into its message."""
     raise argparse.ArgumentTypeError(f"{text!r} is no {allowed}")
